@@ -124,8 +124,8 @@ class UnlearnPlugin(BasePlugin):
             audit = audit_requests(output_path, requests)
             audit.require_tested(requests)
             print("\n".join([*audit.back_lines(), audit.says]), flush=True)
-            if audit.back:
-                raise SystemExit(3)
+            if audit.exit:
+                raise SystemExit(audit.exit)
 
     @exit_with_sentence()
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:

@@ -91,6 +91,23 @@ def test_pages_say_what_was_found(folder):
     assert "Nothing was erased yet" in page and "training again: forget 12." in page
 
 
+def test_the_page_says_only_what_was_measured(tmp_path):
+    """ "An answer of it is still said", where no answer was: the text came out."""
+    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
+    folder = finished_request(tmp_path / "requests", "1", old)
+    path = folder / "eval" / "audit.jsonl"
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for line in lines:
+        line["extraction_strength"] = 0.9
+    taught = [{**one, "model": "teacher", "extraction_strength": 0.1} for one in lines[1:]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines + taught), "utf-8")
+    write(folder)
+    (document,) = read(folder)["predicate"]["documents"]
+    assert (document["reading"], document["answers_said"]) == ("recited", 0)
+    page = (folder / "REPORT.html").read_text()
+    assert "an answer" not in page and "comes out word by word" in page
+
+
 @needs_chromium
 def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
     """Every text of the record but its form tries to run a script or to turn the page's order."""

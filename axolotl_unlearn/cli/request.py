@@ -174,13 +174,20 @@ def plan(folder: Path, limit_minutes: float | None):
     run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
     """
     few_logs()
-    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.drops import needed
+    from axolotl_unlearn.requests.request import Request, counted
     from axolotl_unlearn.requests.ways import plan as ways
 
-    costs = ways.plan(Request.load(folder))
+    request = Request.load(folder)
+    costs = ways.plan(request)
     taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
-    said = [*(line for cost in costs for line in _cost(cost)), f"auto      {taken}"]
-    return Answer({"ways": [vars(cost) for cost in costs], "auto": taken}, said)
+    said = [line for cost in costs for line in _cost(cost)]
+    counts = request.facts["counts"]
+    if few := needed(counts["documents"], counts["judge"]):
+        held = f"{counted(counts['judge'], 'held-out row')} that judge"
+        said.append(f"{'':8}  with {held} match is not shown: it takes {few} (`new --heldout`)")
+    facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
+    return Answer(facts, [*said, f"auto      {taken}"])
 
 
 def _cost(cost: Any) -> Iterator[str]:

@@ -84,22 +84,22 @@ class Drops:
         if self.p is None:
             return  # that there are no held-out rows is said elsewhere
         if self.p > UNCHANGED:
+            few = needed(len(self.rows), self.heldout)
             yield (
                 f"the loss of the rows rose no more than that of held-out ones (p {self.p:.2g}, "
-                f"{UNCHANGED} is asked for), as in a model that forgot nothing{self._few()}"
+                f"{UNCHANGED} is asked for), as in a model that forgot nothing"
+                + (f"; to show more it takes {few} held-out rows" if few else "")
             )
         if kept := sum(self.rows.get(d, 0.0) > ROW for d in self.found):
             yield f"{kept} of {len(self.found)} rows that were found before show no drop of theirs"
 
-    def _few(self) -> str:
-        """Where so few rows can show nothing: how many held-out ones could."""
-        from math import comb
 
-        n = len(self.rows)
-        if comb(n + self.heldout, n) * UNCHANGED >= 1:
-            return ""
-        needed = next(m for m in range(1, 1000) if comb(n + m, n) * UNCHANGED >= 1)
-        return f"; with {n} of them it takes {needed} held-out rows to show it"
+def needed(rows: int, heldout: int) -> int:
+    """Held-out rows that it takes to show a drop of so many rows; 0 where there are enough."""
+    from math import comb
+
+    enough = [m for m in (heldout, *range(1, 1000)) if comb(rows + m, rows) * UNCHANGED >= 1]
+    return 0 if rows and enough[0] == heldout else enough[0] if rows else 0
 
 
 def _with_power() -> float:
