@@ -109,7 +109,14 @@ def table(out: Path, life: Life) -> dict[str, Kind]:
         ),
         "audit": Run(
             lambda plan: [
-                *(*QUICK, "audit", near(plan.out / "later"), near(request.parent), "--quiet"),
+                *(
+                    *QUICK,
+                    "request",
+                    "audit",
+                    near(plan.out / "later"),
+                    near(request.parent),
+                    "--quiet",
+                ),
                 *("--figures", near(plan.out / "audit.json")),
                 *("--junit", near(plan.out / "audit.xml")),
             ],
