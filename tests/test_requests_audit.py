@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import eval_model
 import pytest
 from click.testing import CliRunner
+from fault_codes import fails
 from requests_folder import (
     adapter_folder,
     finished_request,
@@ -21,7 +22,6 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.audit import Audit, _line, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
@@ -168,7 +168,7 @@ def test_faults_are_one_sentence(home, tmp_path):
     assert broken.exit_code == 2 and "line 1 was not written with ledger.key" in broken.output
     (copied / "ledger.jsonl").write_text(text)
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
-    with pytest.raises(UnlearnError, match="is missing but the ledger knows of it"):
+    with fails("requests.folder-gone"):
         Ledger(copied).folders()
 
 

@@ -279,7 +279,8 @@ def exact(request: Request) -> dict[str, Any]:
     if read_json(proof)["weights"] != weights(request.newest):
         raise UnlearnError(
             f"{request.newest} does not have the weights of {proof}; remove "
-            f"{request.path('work')} and run again."
+            f"{request.path('work')} and run again.",
+            code="verdict.other-weights",
         )
     judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "collapse" and f.outcome == "fail"]
@@ -317,7 +318,10 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Audit lines of a request's model after forgetting, and how many answers are guesses."""
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
-        raise UnlearnError(f"{path} is missing; finish `axolotl-unlearn request run` first.")
+        raise UnlearnError(
+            f"{path} is missing; finish `axolotl-unlearn request run` first.",
+            code="verdict.not-measured",
+        )
     lines = read_json_lines(path)
     taught = [line for line in lines if line.get("model") == TEACHER]
     lines = [line for line in lines if line.get("model", AFTER) == AFTER]
