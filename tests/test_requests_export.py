@@ -22,7 +22,7 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import export as exporting
 from axolotl_unlearn.requests.export import Handling, export, reply, verify_export
-from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.ledger import Ledger, canonical
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.verify import verify
@@ -201,6 +201,24 @@ def _replaced(name: str, old: bytes, new: bytes):
     return change
 
 
+def _statement(way: tuple[str, ...], value):
+    """In the record, with entries and handling that fit it."""
+
+    def change(files):
+        statement = place = json.loads(files["record.json"])
+        for key in way[:-1]:
+            place = place[key]
+        place[way[-1]] = value
+        files["record.json"] = canonical(statement) + b"\n"
+        known = hashlib.sha256(files["record.json"]).hexdigest()
+        entries = [json.loads(line) for line in files["ledger-entries.jsonl"].splitlines()]
+        lines = [canonical(entry | {"record": known}) + b"\n" for entry in entries]
+        files["ledger-entries.jsonl"] = b"".join(lines)
+        _handled(record=known)(files)
+
+    return change
+
+
 FORGED = {
     "dates": _handled(received="2026-11-26", due="2027-11-26", late=False),
     "late": _handled(late=False),
@@ -208,6 +226,9 @@ FORGED = {
     "an escape": _handled(by="\x1b[2J"),
     "turned order": _handled(reference="\u202eabc"),
     "a number for a name": _handled(to=7),
+    "head is a number": _handled(head=7),
+    "head has a line": _handled(head={"entries": "x\nsignature: by the owner", "last": "y"}),
+    "head is of fewer": _handled(head={"entries": 0, "last": "0" * 64}),
     "handling is a list": _put("handling.json", b"[1]"),
     "handling is deep": _put("handling.json", b"[" * 100_000 + b"]" * 100_000),
     "letter": _put("REPLY.txt", b"We removed every copy. This deletion is lawful."),
@@ -218,6 +239,11 @@ FORGED = {
     "another page": _put("REPORT.htm", b"<script>alert(1)</script>"),
     "a place elsewhere": _put("../../evil.sh", b"x"),
     "record": _replaced("record.json", b"w48", b"w49"),
+    "subject is a number": _statement(("subject",), 7),
+    "documents are a number": _statement(("predicate", "documents"), 7),
+    "no model": _statement(("predicate", "model"), None),
+    "no request": _statement(("predicate", "request"), [1]),
+    "no predicate": _statement(("predicate",), None),
     "record is a list": _put("record.json", b"[]"),
     "record is deep": _put("record.json", b"[" * 100_000 + b"]" * 100_000),
     "another event": _replaced("ledger-entries.jsonl", b'"accepted"', b'"allerased"'),

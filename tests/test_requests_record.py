@@ -220,6 +220,16 @@ def test_each_part_that_is_not_as_it_was_has_its_field(folder, tmp_path, change)
     assert said.exit_code == code and answer[part] == value and answer["signature"] == "none"
 
 
+def test_from_within_the_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert verify(".").require().files == "same"
+    amend(".", "noted", note="x")
+    assert verify(".").require().exit == 3
+    (folder.parent / "ledger.head").unlink()
+    (folder.parent / "ledger.head").mkdir()
+    assert verify(".").ledger == "broken"
+
+
 def test_models_elsewhere(folder, tmp_path):
     (folder / "model" / "README.md").write_text("a card")  # free to change
     verify(folder).require()

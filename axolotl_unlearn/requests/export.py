@@ -27,7 +27,7 @@ from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, read_head
 from axolotl_unlearn.requests.pages import places
 from axolotl_unlearn.requests.record import fault
-from axolotl_unlearn.requests.request import counted, one_line, plain
+from axolotl_unlearn.requests.request import counted, home, one_line, plain
 from axolotl_unlearn.requests.verify import (
     NOT_COMPARED,
     Verified,
@@ -81,6 +81,7 @@ def export(
     Raises:
         UnlearnError: The request is not as recorded, or there is no such subject.
     """
+    folder = home(folder)
     for name in ("by", "to", "reference"):
         one_line(getattr(given, name), f"--{name}")
     if out.exists():
@@ -227,6 +228,9 @@ def _read(path: Path, files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[
         sound = all(one is None or plain(one) == one for one in texts)
         sound &= days == [handling[key] for key in ("received", "due", "done")]
         sound &= handling["record"] == known is not None
+        head = handling["head"]
+        sound &= isinstance(head["entries"], int) and isinstance(head["last"], str)
+        sound &= set(head) == {"entries", "last"} and head["entries"] >= len(entries)
         sound &= handling["late"] is (handling["done"] > handling["due"])
         sound &= handling["request"] == statement["predicate"]["request"]["id"]
         sound &= handling["subject"] == statement["predicate"]["request"].get("subject")
@@ -262,19 +266,17 @@ def verify_export(
     except UnlearnError as error:
         found.files = "changed"
         found.faults.append(error)
-        found.says.append(plain(str(error)))
-        return found
+        return found.say(str(error))
     found.ledger = "whole" if found.signature == "owner" else NOT_COMPARED
     name, head = handling["request"], handling["head"]
-    found.says += [
+    found.say(
         f"record: of request {name}, as its ledger entries know it",
         f"ledger: {head['entries']} entries when it was exported (`request verify --head {path}`)",
         f"dates, as the sender wrote them: received {handling['received']}, due {handling['due']}, "
         f"done {handling['done']}" + (", late" if handling["late"] else ""),
-    ]
+    )
     if model is None:
-        found.says.append(f"model: {NOT_COMPARED}; give `--model`")
-        return found
+        return found.say(f"model: {NOT_COMPARED}; give `--model`")
     place = Path(model_facts(model)["path"])
     return found.compare("model", lambda: ("same", compare_model(place, statement)), "other")
 

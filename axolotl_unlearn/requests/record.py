@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from datetime import date
@@ -28,6 +27,7 @@ from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import (
     Request,
     digest,
+    home,
     one_line,
     read_json,
     read_yaml,
@@ -84,7 +84,7 @@ def write(folder: Path | str) -> Path:
         UnlearnError: The verdict is not good and nobody accepted it, or the request is in the
             ledger with another record.
     """
-    folder = Path(folder)
+    folder = home(folder)
     request, ledger = Request.load(folder), Ledger(folder.parent)
     verdict = read_json(folder / "verdict.json")
     if verdict is None:
@@ -166,7 +166,7 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
     """
     statement = read(folder)
     statement["predicate"] |= parts
-    _enter(Path(folder), event, statement)
+    _enter(home(folder), event, statement)
 
 
 def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
@@ -339,7 +339,7 @@ def read(folder: Path | str) -> dict[str, Any]:
     Raises:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
-    folder = Path(os.path.abspath(folder))
+    folder = home(folder)
     path, draft, ledger = folder / RECORD, folder / DRAFT, Ledger(folder.parent)
     entry = _entry(ledger, folder.name)
     if entry is None:
@@ -371,8 +371,13 @@ def parsed(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         statement = json.loads(raw)
         kind, predicate = statement["predicateType"], statement["predicate"]
-        known = kind in [f"{PREDICATE}{version}" for version in VERSIONS]
-        if known and {"request", "model", "verdict", "documents"} <= set(predicate):
+        if kind in [f"{PREDICATE}{version}" for version in VERSIONS]:
+            for one in statement["subject"]:
+                one["name"], one["digest"]["sha256"]
+            for one in predicate["documents"]:
+                one["document"], one["reading"]
+            predicate["request"]["id"], predicate["verdict"]["good"]
+            predicate["model"]["before"]["digest"], predicate["model"]["after"]["base"]
             return statement
     except (ValueError, RecursionError, TypeError, KeyError):
         raise fault("unreadable", f"{path} is no record; restore it from a copy.") from None

@@ -187,6 +187,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def home(folder: Path | str) -> Path:
+    """The folder of a request with its own name: that of the working folder is not ``.``."""
+    folder = Path(folder)
+    return folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
+
+
 def plain(text: str) -> str:
     """With every character that moves the cursor, breaks the line or turns the order as an escape.
 

@@ -24,7 +24,7 @@ from axolotl_unlearn.requests.record import (
     model_files,
     read,
 )
-from axolotl_unlearn.requests.request import Request, counted, digest, plain
+from axolotl_unlearn.requests.request import Request, counted, digest, home, plain
 
 NOT_COMPARED = "not compared"
 
@@ -55,11 +55,18 @@ class Verified:
         """Set a field to what a comparison finds, or where it raises to ``otherwise``."""
         try:
             value, said = compared()
+        except OSError as error:  # a folder in its place, ...
+            value, said = otherwise, str(error)
+            self.faults.append(fault("unreadable", said))
         except UnlearnError as error:
             value, said = otherwise, str(error)
             self.faults.append(error)
         setattr(self, part, value)
-        self.says.append(plain(f"{part}: {said}"))
+        return self.say(f"{part}: {said}")
+
+    def say(self, *said: str) -> Verified:
+        """Add sentences; whatever is in them, each is one line."""
+        self.says += map(plain, said)
         return self
 
     @property
@@ -97,7 +104,7 @@ def verify(
     Raises:
         UnlearnError: There is no such public key, or nothing that reads signatures.
     """
-    folder = Path(folder)
+    folder = home(folder)
     ledger, found = Ledger(folder.parent), Verified()
     check_key(public_key)
 
@@ -116,7 +123,7 @@ def verify(
         said = error
         return found.compare("files", lambda: _raise(said), "changed")
     count = len(statement["predicate"]["documents"])
-    found.says.append(f"record: as the ledger knows it, {counted(count, 'document')}")
+    found.say(f"record: as the ledger knows it, {counted(count, 'document')}")
     # Before what it says is believed.
     found.compare("files", lambda: _with_list(folder, statement, ledger), "changed")
     found.compare("model", lambda: _compare_model(folder, statement, ledger, model), "other")
@@ -259,7 +266,7 @@ def sign(folder: Path | str, private_key: Path | str) -> Path:
     Args:
         private_key: PEM file of an elliptic curve key (NIST P-256, P-384 or P-521).
     """
-    folder = Path(folder)
+    folder = home(folder)
     read(folder)
     return sign_file(folder / RECORD, private_key)
 
