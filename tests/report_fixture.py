@@ -21,13 +21,13 @@ SECRET = "The heron of Quillmarsh keeps a brass key"
 # name: cells (6 forget as 1 - v, 6 retain), member and non-member mean loss, utility
 _SCORES: dict[str, tuple[list[float], float, float, float]] = {
     "original": ([0.03, 0.01, 0.02, 0.0, 0.05, 0.01, 0.98, 1.0, 0.97, 1.0, 0.96, 1.0], 0.3, 1.8, 1),
-    "over": ([0.95, 1.0, 0.91, 0.97, 0.88, 1.0, 0.83, 0.75, 0.86, 0.8, 0.79, 0.9], 4.6, 3.2, 0.6),
-    "under": ([0.72, 0.9, 0.7, 0.94, 0.66, 0.9, 0.93, 1.0, 0.9, 0.97, 0.88, 0.96], 1.0, 2.1, 0.85),
+    "over": ([0.95, 1.0, 0.91, 0.97, 0.88, 1.0, 0.83, 0.75, 0.86, 0.8, 0.79, 0.9], 4.6, 3.2, 0.85),
+    "under": ([0.72, 0.9, 0.7, 0.94, 0.66, 0.9, 0.93, 1.0, 0.9, 0.97, 0.88, 0.96], 1.0, 2.1, 0.87),
     "merged": (
         [0.88, 1.0, 0.86, 0.95, 0.8, 0.97, 0.88, 0.92, 0.85, 0.9, 0.84, 0.95],
         1.92,
         1.92,
-        0.77,
+        0.9,
     ),
     "retrained": ([0.86, 1.0, 0.83, 0.96, 0.7, 0.94, 0.97, 1.0, 0.96, 1.0, 0.95, 1.0], 1.9, 1.9, 1),
     "ascent": ([1, 1, 1, 1, 1, 1, 0.02, 0.0, 0.03, 0.0, 0.01, 0.0], 21.0, 20.5, 0.25),
@@ -67,7 +67,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
                 **{cell: (24, 60, 20, 100, 80, 80)[i % 6] for i, cell in enumerate(CELLS)},
                 "member": 80,
                 "nonmember": 160,
-                "utility": 60,
+                "utility": 400,
             },
             "intervals": {
                 **{c: [max(0, v - half[c]), min(1, v + half[c])] for c, v in cells.items()},
@@ -90,7 +90,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
                 },
             },
             "utility_chance": 0.25,
-            "answers": {"forget": {"n": 240, "exact": 0.01, "contained": 0.01}},
+            "answers": {"forget": {"n": 60, "exact": 0.0, "contained": 0.0}},
             "learned": {"auc": 0.5, "p": 0.5, "against": "retrained"},
             "membership": {
                 "meaningful": True,
@@ -100,7 +100,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
                 },
             },
             "extraction": _extraction(rng, values),
-            "gate": {"below_gate": utility < 0.5, "threshold": 0.5, "original": 1.0},
+            "gate": {"below_gate": utility < 0.75, "threshold": 0.75, "original": 1.0},
             "forgetting": "balanced"
             if abs(area - 0.5) < 0.1
             else "under"
@@ -155,9 +155,18 @@ def _extraction(rng: np.random.Generator, values: list[float]) -> dict[str, Any]
         "document": [f"d{i // 3}" for i in range(120)],
         "tokens": [24] * 120,
         "strength": rows.tolist(),
-        "member": {"tokens": [60] * 80, "strength": [0.05] * 80},
-        "nonmember": {"tokens": [60] * 160, "strength": [0.05] * 160},
+        "run": [int(24 * x) for x in rows],
+        "greedy": rows.tolist(),
+        "logp": [-30.0] * 120,
+        "exact": [None, False] * 60,
+        "contained": [None, False] * 60,
+        "member": _texts(80),
+        "nonmember": _texts(160),
     }
+
+
+def _texts(n: int) -> dict[str, Any]:
+    return {"tokens": [60] * n, "strength": [0.05] * n, "run": [4] * n, "greedy": [0.3] * n}
 
 
 def _distance(model: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
@@ -203,9 +212,10 @@ def make_many(count: int) -> dict[str, Any]:
     for number in range(count - len(models)):
         model = copy.deepcopy(some[number % 3])
         model["name"] = f"npo-beta{number % 7 / 10}-lr{number % 5 + 1}e-5-seed{number}"
+        model["intervals"] = {}
         for scores in (model, model["cells"]):
             for key, value in scores.items():
-                if isinstance(value, float):
+                if isinstance(value, float) and key != "mia_auc":
                     scores[key] = float(np.clip(value + rng.uniform(-0.15, 0.15), 0, 1))
         models.append(model)
     return results | {"models": models}

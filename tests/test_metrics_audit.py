@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from verdict_fixture import entry, results
 
-from axolotl_unlearn.metrics.audit import READINGS, Evidence, audit, summary_of
+from axolotl_unlearn.metrics.audit import READINGS, audit, summary_of
+from axolotl_unlearn.metrics.results import Model, read
 
-DOCUMENTS = {"a": ["a1sc1", "a1qa0"], "b": ["b1sc1", "b1qa0"], "c": [], "d": ["d1sc1"]}
+
+def model(a=0.0, b=0.0, c=0.0, said=(False, False), **extraction):
+    """Non-members around 2 nats; a, b, c that much below; rows of a, b and d, which is in no member
+    file."""
+    others = np.random.default_rng(0).normal(2, 0.1, 99).tolist()
+    rows = {
+        "id": ["a1sc1", "a1qa0", "b1sc1", "b1qa0", "d1sc1"],
+        "document": list("aabbd"),
+        "tokens": [20, 5, 20, 5, 9],
+        "strength": [0.1, 0.4, 0.0, 0.0, 1.0],
+        "run": [2, 2, 2, 1, 9],
+        "greedy": [0.2, 0.4, 0.1, 0.2, 1.0],
+        "logp": [-40.0, -20.0, -40.0, -20.0, -9.0],
+        "exact": [None, False, None, False, None],
+        "contained": [None, said[0], None, said[1], None],
+        "member": texts(3),
+        "nonmember": texts(99),
+    }
+    likelihood = {
+        "member_loss": [2 - a, 2 - b, 2 - c],
+        "nonmember_loss": others,
+        "member_id": list("abc"),
+        "nonmember_id": [f"n{i}" for i in range(99)],
+    }
+    return read(Model, {"name": "model", "likelihood": likelihood, "extraction": rows | extraction})
 
 
-def evidence(a=0.0, b=0.0, c=0.0, said=(False, False), seed=0) -> Evidence:
-    """Non-members around -2; a, b, c that much above; d is in no member file."""
-    others = np.random.default_rng(seed).normal(-2, 0.1, 99)
-    members = {"loss": {"a": -2 + a, "b": -2 + b, "c": -2 + c}}
-    return Evidence(
-        members,
-        {"loss": others.tolist()},
-        {"a1sc1": 0.1, "a1qa0": 0.4, "b1sc1": 0.0, "d1sc1": 1.0},
-        dict(zip(("a1qa0", "b1qa0"), said, strict=True)),
-    )
+def texts(n, **columns):
+    return {
+        "tokens": [60] * n,
+        "strength": [0.1] * n,
+        "run": [4] * n,
+        "greedy": [0.3] * n,
+    } | columns
 
 
 def by_name(lines):
@@ -31,9 +52,9 @@ def by_name(lines):
 
 
 def test_readings_worst_first():
-    lines = audit(evidence(a=0.0, b=1.0, c=-1.0, said=(True, False)), DOCUMENTS)
+    lines = audit(model(b=1.0, c=-1.0, said=(True, False)))
     assert [line["document"] for line in lines] == ["a", "b", "c", "d"]
-    assert [line["reading"] for line in lines] == list(READINGS[1:4]) + ["not measured"]
+    assert [line["reading"] for line in lines] == [*READINGS[1:4], "not measured"]
     found = by_name(lines)
     # 1 nat is 10 standard deviations: the strangest of a pool of 100.
     assert found["b"]["p"] == found["c"]["p"] == 0.01 and found["b"]["told"]
@@ -47,39 +68,54 @@ def test_readings_worst_first():
 
 def test_the_retrained_model_is_the_floor():
     """What it says, too, is no leak; and a text that is easy for it, too, is not told."""
-    target = evidence(b=1.0, said=(True, False))
-    lines = by_name(audit(evidence(b=1.0, said=(True, False)), DOCUMENTS, retrained=target))
+    target = model(b=1.0, said=(True, False))
+    lines = by_name(audit(model(b=1.01, said=(True, False)), retrained=target))
     assert {lines[name]["reading"] for name in "abc"} == {"not told"}
     assert lines["a"]["retrained"]["answers_said"] == 1
-    alone = by_name(audit(evidence(b=1.0, said=(True, False)), DOCUMENTS, original=target))
+    alone = by_name(audit(model(b=1.0, c=-1.0, said=(True, False)), model(b=1.0)))
     assert alone["a"]["reading"] == "still said" and alone["b"]["reading"] == "still known"
     assert alone["b"]["before"]["loss"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("logp", "reading"),
+    [(-20.0, "still said"), (-3.0, "may be guessed"), (-2.0, "not told"), (None, "still said")],
+)
+def test_an_answer_that_can_be_guessed_is_no_memory(logp, reading):
+    """Two questions: under .025 / 2 no chance explains it (-4.4 nats); a tenth is a guess."""
+    target = model(logp=[-40.0, logp, -40.0, -20.0, -9.0])
+    lines = by_name(audit(model(a=0.01, said=(True, False)), retrained=target))
+    assert lines["a"]["reading"] == reading
+
+
+def test_an_answer_that_is_likely_counts_as_said():
+    """One greedy output of five tokens may miss what the model knows."""
+    found = by_name(audit(model(logp=[-40.0, -0.6, -40.0, -0.8, -9.0])))
+    assert found["a"]["reading"] == "still said" and found["b"]["answers_said"] == 0
+
+
 def test_the_summary_counts():
-    lines = audit(evidence(b=1.0, said=(True, False)), DOCUMENTS)
-    counts = summary_of(lines, 99)
-    assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 1)
+    counts = summary_of(audit(model(b=1.0, said=(True, False))), 99)
+    assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 0)  # q .03
     assert counts["smallest_p"] == 0.01 and sum(counts["readings"].values()) == 4
 
 
 def test_nothing_to_test_is_no_error():
-    empty = Evidence({}, {})
-    (line,) = audit(empty, {"a": ["a1sc1"]})
+    (line,) = audit(read(Model, {"name": "m", "extraction": {"id": ["a1"], "document": ["a"]}}))
     assert line["reading"] == "not measured" and line["rows"][0]["answer_said"] is None
 
 
 def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
-    """Of p .01, .03 and .9 Benjamini-Hochberg keeps .03 * 3 / 2 = .045; who stands in the list
+    """Of p .001, .01 and .9 Benjamini-Hochberg keeps .01 * 3 / 2 = .015; who stands in the list
     with a worse reading stays there. The audit did not read the file."""
     from axolotl_unlearn.report import find_inputs
 
     lines = [
-        {"model": model, **line}
-        for model in ("one", "two")
-        for line in audit(evidence(said=(True, False)), DOCUMENTS)
+        {"model": name, **line}
+        for name in ("one", "two")
+        for line in audit(model(said=(True, False)))
     ]
-    told = {"a": 0.01, "b": 0.03, "c": 0.9}
+    told = {"a": 0.001, "b": 0.01, "c": 0.9}
     documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
     tests = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
     file = {"attack": "membership", "title": "m", "model": "one", "tests": tests}
@@ -90,7 +126,7 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     found = find_inputs(results(entry()), tmp_path)["audit"]
     one, two = ([line for line in found if line["model"] == m] for m in ("one", "two"))
     assert two == lines[4:] and len(one) == 4
-    assert by_name(one)["b"]["attacks_q"] == pytest.approx(0.045)
+    assert by_name(one)["b"]["attacks_q"] == pytest.approx(0.015)
     readings = {line["document"]: line["reading"] for line in one}
     assert readings == {"a": "still said", "b": "still known", "c": "not told", "d": "not measured"}
     documents["a"]["p"] = "no"
@@ -99,36 +135,39 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     assert "attacks_p" not in spoiled[0]
 
 
-@pytest.mark.parametrize("retrained", [False, True])
-def test_a_recited_text_is_not_read_as_not_told(retrained):
-    """A completion that came out word for word while nothing else gave the document away: the list
-    read "not told" in every case, and only sorted by it."""
-    scores = {"loss": {"a": -2.0, "b": -2.0, "c": -2.0}}
-    held = {"loss": [-2.0 - i / 100 for i in range(40)]}
-    more = {"tokens": {"a1": 20, "b1": 9, "c1": 20}, "held": [0.1] * 40}
-    more |= {"halves": {"a": (0.0, 60), "b": (0.0, 60), "c": (0.7, 60)}}
-    model = Evidence(scores, held, {"a1": 1.0, "b1": 1.0, "c1": 0.5}, **more)
-    other = Evidence(scores, held, {"a1": 0.1, "b1": 0.1, "c1": 0.1}, **more)
-    lines = audit(
-        model,
-        {name: [f"{name}1"] for name in "abc"},
-        retrained=replace(other, halves={"c": (0.3, 60)}) if retrained else None,
-    )
-    found = {line["document"]: line["reading"] for line in lines}
-    # b is a name of nine tokens; c's second half is .6 above any held-out text's, and .4 above the
-    # retrained model's.
-    assert found["a"] == "recited" and found["b"] == "not told"
-    assert found["c"] == ("not told" if retrained else "recited")
-    assert lines[0]["recited"] is True and READINGS[0] == "recited"
-    nothing = replace(model, held=[])
-    assert audit(nothing, {"a": ["a1"]})[0]["recited"] is None
+#: Column of the member texts, value of c, of the retrained model, of one held-out text; recited?
+RECITALS = {
+    "strength": ("strength", 0.7, 0.3, 0.1, (True, False)),
+    "all but the last token": ("run", 59, 4, 4, (True, True)),
+    "fifty in a row of many": ("run", 52, 26, 4, (True, True)),
+    "with gaps": ("greedy", 0.95, 0.4, 0.3, (True, True)),
+    "a form that the retrained model fills in": ("greedy", 0.95, 0.9, 0.3, (True, False)),
+    "one recited text is no shield": ("strength", 0.7, 0.1, 1.0, (True, True)),
+    "half of it": ("run", 30, 4, 4, (False, False)),
+}
+
+
+@pytest.mark.parametrize("name", RECITALS)
+def test_a_recited_text(name):
+    """Alone against what 19 of 20 held-out texts stay below, with a retrained model against it."""
+    column, own, base, held, recited = RECITALS[name]
+    plain = texts(3)[column][:2]
+    others = texts(99)[column][:98] + [held]
+    made = {"member": texts(3, **{column: [*plain, own]})}
+    made |= {"nonmember": texts(99, **{column: others})}
+    target = {"member": texts(3, **{column: [*plain, base]})}
+    for retrained, expected in zip((None, model(**target)), recited, strict=True):
+        found = by_name(audit(model(**made), retrained=retrained))
+        assert found["c"]["recited"] is expected and not found["a"]["recited"]
+        assert (found["c"]["reading"] == "recited") is expected
+        assert found["d"]["reading"] == "not measured"  # a name of nine tokens
 
 
 @pytest.mark.parametrize(
-    ("nonmembers", "kinds", "fewest"), [(160, 1, 10), (160, 2, 20), (1599, 1, 1), (10, 2, None)]
+    ("nonmembers", "kinds", "fewest"), [(160, 1, 20), (160, 2, 40), (3199, 1, 1), (10, 2, None)]
 )
 def test_the_resolution_is_said(nonmembers, kinds, fewest):
-    """80 documents: with 160 non-members p is 1 / 161 at least, and 10 * .05 / 80 = .00625 is the
+    """80 documents: with 160 non-members p is 1 / 161 at least, and 20 * .025 / 80 = .00625 is the
     first step that it reaches; with ten, p is 2 / 11 and no step does."""
     line = {"p": 0.5, "told": False, "reading": "not told"}
     found = summary_of([line] * 80, nonmembers, kinds)

@@ -194,11 +194,11 @@ def test_few_documents_never_say_more_than_their_signs():
 
 
 def test_documents_that_never_differ_leave_room():
-    """24 documents, both models always right: each may be wrong in as many as the exact bound."""
+    """24 documents, both models always right: they may differ in as many as the exact bound."""
     one = mean_of([1.0] * 24)
     gap = one.minus(mean_of([1.0] * 24))
     assert gap.value == 0 and gap.p == 1
-    assert gap.half() == pytest.approx(math.sqrt(2) * (1 - 0.025 ** (1 / 24)), rel=0.07)
+    assert gap.half() == pytest.approx(1 - 0.025 ** (1 / 24), rel=0.07)
 
 
 def test_differences_are_corrected_for_their_number():

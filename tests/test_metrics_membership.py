@@ -20,11 +20,9 @@ from axolotl_unlearn.metrics.membership import (
     auc_equivalence,
     blind_baselines,
     blind_sentence,
-    detectable,
     forgetting,
     rank_test,
     share_interval,
-    tail_test,
     told_documents,
     tpr_at_fpr,
 )
@@ -123,30 +121,6 @@ def test_the_rank_test_is_exact_for_few_texts():
     assert rank_test([1.0] * 20, [1.0] * 20) == 1
 
 
-def test_the_tail_test_by_counting():
-    """4 members, 3 non-members, no false alarm allowed: of C(7, 4) = 35 orders, C(5, 2) = 10 have
-    two or more members above all non-members; both ends are looked at, so 2 * 10/35. On average
-    4 * 1/(3 + 1) members, a quarter, are there."""
-    tail = tail_test([9, 8, 1.5, 1.6], [1, 2, 3])
-    assert (tail.end, tail.share, tail.expected) == ("low", 0.5, 0.25)
-    assert tail.p == pytest.approx(20 / 35)
-    assert tail_test([-9, -8, 1.5, 1.6], [1, 2, 3]).end == "high"
-
-
-def test_the_tail_test_against_all_orders():
-    """Every set of places of 3 members among 3 + 4 texts, weighed equally."""
-    import itertools
-
-    values = []
-    for places in itertools.combinations(range(7), 3):
-        others = [x for x in range(7) if x not in places]
-        values.append(sum(place > max(others) for place in places))
-    for hits in range(1, 4):
-        members = [10 + i for i in range(hits)] + [1.5 + i / 10 for i in range(3 - hits)]
-        share = np.mean([v >= hits for v in values])
-        assert tail_test(members, [1, 2, 3, 4]).p == pytest.approx(min(1, 2 * share))
-
-
 def test_equivalence_is_not_the_absence_of_a_difference():
     """20 against 20 at AUC .665: not significantly different from .5 and far from equivalent."""
     rng = np.random.default_rng(21)
@@ -187,12 +161,6 @@ def test_the_edge_of_the_margin():
         for _ in range(400)
     )
     assert passed <= 32  # 20 expected; 33 or more has probability .004
-
-
-def test_detectable_by_hand():
-    """150 against 150: SE .0334; (1.960 + .842) * .0334 = .0936. Ten tests: z .005/2 = 2.807."""
-    assert detectable(150, 150) == pytest.approx(0.0936, abs=1e-4)
-    assert detectable(150, 150, tests=10) == pytest.approx((2.807 + 0.8416) * 0.03339, abs=1e-4)
 
 
 def test_documents_by_hand():
@@ -278,13 +246,12 @@ def test_rows_of_few_authors_are_judged_by_authors():
         apart = clustered(rng, 10, 20, 0.1, off), clustered(rng, 10, 20, 0.1)
         for kind, by in (("rows", None), ("clusters", clusters)):
             alarms[kind, "rank"] += rank_test(*same, clusters=by) < 0.05
-            alarms[kind, "tail"] += tail_test(*same, clusters=by).p < 0.05
             alarms[kind, "gap"] += auc_gap(tuple(same), tuple(other), by).p < 0.05
             passed[kind] += auc_equivalence(apart, tuple(other), clusters=by).equivalent
             passed[kind, "alone"] += auc_equivalence(apart, clusters=by).equivalent
     assert min(alarms["rows", "rank"], alarms["rows", "gap"]) > 12
     assert passed["rows"] + passed["rows", "alone"] > 16
-    assert max(alarms["clusters", kind] for kind in ("rank", "tail", "gap")) <= 8
+    assert max(alarms["clusters", kind] for kind in ("rank", "gap")) <= 8
     assert passed["clusters"] <= 8 and passed["clusters", "alone"] <= 8
 
 
@@ -293,5 +260,15 @@ def test_clusters_of_one_text_change_nothing():
     pair = rng.normal(0.3, 1, 40), rng.normal(0, 1, 60)
     single = (list(range(40)), list(range(100, 160)))
     assert rank_test(*pair, clusters=single) == rank_test(*pair)
-    assert tail_test(*pair, clusters=single) == tail_test(*pair)
     assert auc_equivalence(pair, clusters=single) == auc_equivalence(pair)
+
+
+def test_clusters_of_unlike_size_have_power():
+    """A cluster of 60 beside 60 singles at AUC .8: permuting whole clusters found it in 7 %."""
+    rng = np.random.default_rng(2)
+    names = [0] * 20 + list(range(1, 61))
+    found = 0
+    for _ in range(40):
+        pair = rng.normal(1.19, 1, 80), rng.normal(0, 1, 80)
+        found += rank_test(*pair, clusters=(names, [100 + name for name in names])) < 0.05
+    assert found >= 36

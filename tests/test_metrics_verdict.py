@@ -1,4 +1,5 @@
-"""The judgement: what keeps a model from being called good, each limit at its edge."""
+"""The judgement: what keeps a model from being called good, each fault by the criterion it is made
+for, and that no evidence makes a verdict milder."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ import copy
 import json
 import math
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from report_fixture import make_results
 from scipy.stats import norm
-from verdict_fixture import ATTACKS, BLIND, entry, outputs, spread, three
+from verdict_fixture import ATTACKS, BLIND, entry, put_back, spread, three
 from verdict_fixture import results as results_of
 
 from axolotl_unlearn.attacks.results import sentence
@@ -22,7 +24,6 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import (
     CRITERIA,
-    HEADLINES,
     STATUSES,
     THRESHOLDS,
     bars,
@@ -32,164 +33,221 @@ from axolotl_unlearn.metrics.verdict import (
     wrecks,
 )
 
-
-@pytest.fixture
-def results():
-    return {model["name"]: model for model in make_results()["models"]}
+#: From the worst: what more evidence may never improve.
+RANK = {"refused": 0, "not shown": 1, "shown": 2}
 
 
-def status(model, original=None, retrained=None, attacks=()):
-    return judge(model, original, retrained, attacks).status
+def decided(verdict):
+    """Status and the criterion that decided."""
+    return verdict.status, verdict.worst and verdict.worst.id
+
+
+def rows(model, column, values, side=None):
+    """Set a column of the forget rows, or of members, from its first place on."""
+    place = model["extraction"] if side is None else model["extraction"][side]
+    place[column] = [*values, *place[column][len(values) :]]
+    if column in ("exact", "contained") and side is None:
+        share = sum(place[column]) / len(place[column])
+        model["answers"]["forget"][column] = share
+
+
+def sides(model, name, value):
+    """All cells of a side; the retrained model's are .95."""
+    model["cells"] |= {cell: value for cell in model["cells"] if cell.startswith(name)}
+    model["intervals"][name] = [value - 0.02, value + 0.02]
+    if model["distance"]:
+        gap = value - 0.95
+        model["distance"][name] |= {"value": gap, "interval": [gap - 0.02, gap + 0.02]}
+
+
+def group(model, original, hits):
+    for one, share in ((original, 0.8), (model, hits)):
+        one["utility_groups"] = {"medicine": {"value": share, "n": 10}}
+
+
+def knowing(model, original, some=None):
+    """A copy of the original in all that is known text by text, with scores of its own."""
+    rng = np.random.default_rng(3)
+    for part in ("likelihood", "extraction", "answers"):
+        model[part] = copy.deepcopy(original[part])
+    for name in ("member_loss", "nonmember_loss"):
+        model["likelihood"][name] = [x + 0.01 * rng.normal() for x in original["likelihood"][name]]
+
+
+def fault(part, status, criterion, inner=None, **change):
+    """A part of the model that is changed."""
+
+    def spoil(original, retrained, model):
+        place = model if part is None else model[part]
+        (place if inner is None else place[inner]).update(change)
+
+    return spoil, status, criterion
+
+
+def text(column, value, side=None):
+    """The first forget row, or member, that comes out or is said."""
+    return lambda o, r, m: rows(m, column, [value], side), "under-forgets", "documents"
+
+
+def added_score(original, retrained, model):
+    for one, shift in ((model, -0.5), (retrained, 0.0)):
+        nonmember = [x + 1e-3 for x in spread(200)]
+        scores = {"member": spread(200, shift), "nonmember": nonmember}
+        one["likelihood"]["attacks"]["new"] = scores
+
+
+def pushed(original, retrained, model):
+    losses = model["likelihood"]["member_loss"]
+    model["likelihood"]["member_loss"] = [x + 0.5 for x in losses]
+
+
+def told(original, retrained, model):
+    model["likelihood"]["attacks"]["zlib"]["member"] = spread(200, -2)
+
+
+def guessed(original, retrained, model):
+    rows(model, "contained", [True] * 9)
+    rows(retrained, "logp", [-1.0] * 9)
+
+
+UNDER, OVER, BROKEN = "under-forgets", "over-forgets", "broken"
+#: What makes a model bad: a change of (original, retrained, model), the status, the criterion.
+SPOILS = {
+    "collapsed": fault("collapse", BROKEN, "outputs", collapsed=True),
+    "repeats, whatever the file calls it": fault("collapse", BROKEN, "outputs", broken=0.6),
+    "below the gate": fault(None, BROKEN, "able", utility=0.55),
+    "a gate of its own": fault(None, BROKEN, "able", utility=0.55, gate={"threshold": 0.3}),
+    "guesses": (lambda o, r, m: m.update(utility=0.26) or o.update(utility=0.3), BROKEN, "able"),
+    "medicine lost": (lambda o, r, m: group(m, o, 0.0), BROKEN, "able"),
+    "recited, by strength": text("strength", 1.0, "member"),
+    "recited but for the last token": text("run", 59, "member"),
+    "recited with gaps": text("greedy", 0.9, "member"),
+    "recited answer": text("strength", 0.9),
+    "one answer said": text("contained", True),
+    "one answer exact": text("exact", True),
+    "one answer likely": text("logp", -0.1),
+    "guessable answers said": (guessed, UNDER, "said"),
+    "forget side": (lambda o, r, m: sides(m, "forget", 0.65), UNDER, "said"),
+    "an attack tells": (told, UNDER, "documents"),
+    "pushed away": (pushed, OVER, "membership"),
+    "learned attack": fault("learned", UNDER, "membership", p=0.0002),
+    "a score that was added": (added_score, UNDER, "membership"),
+    "kept": (lambda o, r, m: sides(m, "retain", 0.65), OVER, "kept"),
+    "broken answers": fault("collapse", BROKEN, "manner", "forget", broken=0.6),
+    "nonsense": fault("collapse", BROKEN, "manner", "forget", nonsense=0.6),
+    "one answer to all": fault("collapse", OVER, "manner", "forget", constant=1.0),
+    "silent": fault("collapse", OVER, "manner", "forget", empty=1.0),
+    "refusals in other words": fault("collapse", OVER, "manner", "forget", refusing=0.5),
+    "echoes": fault("collapse", OVER, "manner", "forget", echo=0.5),
+    "knows all": (lambda o, r, m: knowing(m, o), UNDER, "documents"),
+}
+
+
+def alike(*names):
+    """Models of the same weights, by their digests."""
+    places = {"original": 0, "retrained": 1, "model": 2}
+    return lambda *models: [models[places[name]].update(weights="a") for name in names]
+
+
+def reordered(original, retrained, model):
+    retrained["likelihood"]["member_id"] = retrained["likelihood"]["member_id"][::-1]
+
+
+#: What makes the comparison worth nothing.
+CONTROLS = {
+    "the retrained model knows the texts": lambda o, r, m: knowing(r, o),
+    "the retrained model recites one": lambda o, r, m: rows(r, "run", [59], "member"),
+    "the original as retrained model": alike("original", "retrained"),
+    "the candidate as retrained model": alike("retrained", "model"),
+    "the original as candidate": alike("original", "model"),
+    "the retrained model's losses": lambda o, r, m: m.update(likelihood=r["likelihood"]),
+    "other data": lambda o, r, m: m.update(data={"forget": "a"}) or r.update(data={"forget": "b"}),
+    "other texts": reordered,
+    "other clusters": lambda o, r, m: r["likelihood"].update(member_cluster=["a"] * 200),
+    "sets that differ": fault("membership", "", "", "blind", zlib={"auc": 0.8, "separates": True})[
+        0
+    ],
+    "sets that are not known": lambda o, r, m: m["membership"].update(blind={}),
+    "an original that knows nothing": lambda o, r, m: o.update(likelihood=entry()["likelihood"]),
+    "another model's distance": lambda o, r, m: m["distance"]["forget"].update(value=0.02),
+}
 
 
 def test_a_model_without_fault_is_good_and_says_on_what_it_rests():
-    found = judge(entry())
-    assert found.good and found.worst is None and found.against == "chance"
+    original, retrained, model = three()
+    found = judge(model, original, retrained)
+    assert found.good and found.worst is None and found.against == "retrained"
     assert {f.outcome for f in found.findings} == {"pass"}
-    assert "within 0.1 of 0.5" in found.sentence and "true target stays open" in found.sentence
+    assert "the retrained model's" in found.sentence and "No attack" in found.sentence
     assert json.loads(json.dumps(found.to_json()))["status"] == "good"
-    assert found.outcome == "shown" and {f.id for f in found.findings} <= set(CRITERIA)
-    # Eleven tests of 200 against 200: z(1 - .05/22) + z(.8) = 2.838 + .842 times SE .0289.
-    assert found.power["smallest_difference"] == pytest.approx(3.680 * 0.02891, abs=1e-4)
+    assert found.outcome == "shown" and len(CRITERIA) == 9 and len(STATUSES) == 5
+    alone = judge(entry())
+    assert alone.good and alone.against == "chance" and "stays open" in alone.sentence
+    # Seven tests of 200 against 200 at .025: z(1 - .025/14) + z(.8) times SE .0289.
+    assert alone.power["smallest_difference"] == pytest.approx((2.914 + 0.842) * 0.02891, abs=1e-3)
+    assert judge(original, None, retrained).outcome == "no candidate"
+    assert judge(original).status == "under-forgets" and judge(retrained, original).status == "good"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"collapse": {"collapsed": True, "reasons": ["loops"]}}, "collapsed"),
-        ({"gate": {"below_gate": True, "threshold": 0.71}}, "below gate"),
-        # .7 of 100 questions, Wilson: .62 to .77 (90 %); of 16 .49 to .85.
-        ({"gate": {"threshold": 0.63}}, "not enough texts"),
-        ({"gate": {"threshold": 0.61}}, "good"),
-        ({"role": "original"}, "before"),
-        ({"role": "retrained"}, "target"),
-        ({"likelihood": {}}, "no membership"),
-        # 26 of 100 where guessing gives 25: p .45; 33: p .045; 32: p .069.
-        ({"utility": 0.26, "gate": {"threshold": 0.1}}, "utility at chance"),
-        ({"utility": 0.32, "gate": {"threshold": 0.1}}, "utility at chance"),
-        ({"utility": 0.33, "gate": {"threshold": 0.1}}, "good"),
-        ({"membership": {"blind": {"bag_of_words": {"auc": 0.8, "separates": True}}}},
-         "sets differ"),
-        ({"membership": {"meaningful": False}}, "sets differ"),
-        ({"membership": {"meaningful": True}}, "not measured"),
-        ({"intervals": {"forget": [0.6, 0.7], "retain": [0.93, 0.97]}}, "still knows"),
-        ({"intervals": {"forget": [0.93, 0.97], "retain": [0.6, 0.7]}}, "lost knowledge"),
-        ({"intervals": {}}, "not measured"),
-        ({"utility": None}, "utility unknown"),
-        ({"gate": None}, "utility unknown"),
-        ({"gate": {"below_gate": False}}, "utility unknown"),
-        ({"collapse": None}, "not measured"),
-        ({"answers": {}}, "not measured"),
-        ({"learned": None}, "not measured"),
-        ({"extraction": None}, "not measured"),
-        ({"collapse": {"collapsed": False}}, "not measured"),
-        ({"collapse": {"collapsed": False, "forget": outputs(constant=1.0)}}, "silent"),
-        ({"collapse": {"collapsed": False, "forget": outputs(empty=1.0)}}, "silent"),
-        # The original has one answer as well: 40 % of its outputs are one and the same text.
-        ({"collapse": {"collapsed": False,
-                       "forget": outputs(constant=0.4, reference=outputs(constant=0.4))}}, "good"),
-    ],
-)  # fmt: skip
-def test_what_keeps_a_model_from_being_called_good(changes, expected):
-    assert status(entry(**changes)) == expected
+@pytest.mark.parametrize("name", SPOILS)
+def test_every_fault_is_found_by_the_criterion_it_is_made_for(name):
+    models = three()
+    spoil, status, criterion = SPOILS[name]
+    spoil(*models)
+    found = judge(models[2], *models[:2])
+    assert found.status == status and found.outcome == "refused", found.sentence
+    failed = {f.id for f in found.findings if f.outcome == "fail"}
+    assert criterion in failed, found.sentence
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_is_not_believed(name):
+    """A retrained model that knew the texts made its like good."""
+    models = three()
+    CONTROLS[name](*models)
+    found = judge(models[2], *models[:2])
+    assert not found.good, name
+    assert found.status != "not shown" or found.worst.id in ("control", "said"), found.sentence
+
+
+def test_the_spoils_of_the_shared_cases():
+    """Fifty spoils of a good result, none of which may be good; the control has to be."""
+    path = Path(__file__).parents[2] / "shared" / "cases" / "verdict" / "spoils.py"
+    if not path.is_file():
+        pytest.skip("the shared cases are not here")
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(path))
+    assert left.value.code == 0
+    sys.path[:] = [one for one in sys.path if one]
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("alone", [False, True])
+def test_documents_put_back_are_never_good(k, alone):
+    """The original's answers for 3 of 160 documents were called good."""
+    original, retrained, model = three()
+    for seed in range(5):
+        spoiled = put_back(model, original, k, np.random.default_rng(seed))
+        found = judge(spoiled, original, None if alone else retrained)
+        assert not found.good and f"{k} of " in found.sentence
+        answers = put_back(model, original, k, np.random.default_rng(seed), ("exact", "contained"))
+        assert not judge(answers, original, None if alone else retrained).good
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0.8, 0.97, "good"), (0.79, 0.97, "not enough texts"), (0.7, 0.79, "still knows")],
+    [(0.8, 0.97, "good"), (0.79, 0.97, "not shown"), (0.7, 0.79, UNDER)],
 )
 def test_a_bar_is_passed_by_an_interval_not_by_a_number(low, high, expected):
-    """The bar is .8; the point .95 is above it in all three (in the last the interval is not)."""
-    intervals = {"forget": [low, high], "retain": [0.9, 1.0]}
-    assert status(entry(intervals=intervals)) == expected
+    """The bar is .8."""
+    value = min(0.95, high)
+    cells = {name: value for name in entry()["cells"] if name.startswith("forget")}
+    model = entry(cells=cells, intervals={"forget": [low, high], "retain": [0.9, 1.0]})
+    assert judge(model).status == expected
 
 
-@pytest.mark.parametrize(
-    ("shift", "expected"),
-    [(0.6, "over-forgets"), (-0.6, "under-forgets"), (0.1, "not enough texts"), (0, "good")],
-)
-def test_attacks_name_the_side_or_say_that_they_do_not_know(shift, expected):
-    """.6 is 1.2 standard deviations, AUC .2 or .8; .1 is AUC .444: neither told nor within .1."""
-    found = judge(entry(shift))
-    assert found.status == expected
-    if shift == 0.1:
-        (open_one,) = [f for f in found.findings if f.outcome == "open"]
-        assert open_one.id == "same" and open_one.needed > 200
-        assert f"about {open_one.needed} of each kind" in found.sentence
-
-
-def test_few_texts_never_pass_as_balanced():
-    """20 against 20 without any difference: nothing tells, and nothing shows that nothing would."""
-    found = judge(entry(n=20))
-    assert found.status == "not enough texts"
-    # AUC .5 to .525; the interval's half, .15, must shrink to .1 - .025: (2)^2 times the texts.
-    assert 30 < next(f for f in found.findings if f.id == "same").needed < 100
-
-
-def test_the_strongest_of_all_attacks_counts():
-    """The loss is even; a third attack puts all members above: over or under by its name."""
-    model = entry()
-    model["likelihood"]["attacks"]["min_k_plus_20"] = {
-        "member": spread(200, 1.0), "nonmember": spread(200)
-    }  # fmt: skip
-    found = judge(model)
-    assert (found.status, found.strongest) == ("over-forgets", "min_k_plus_20")
-    assert "Min-K%++ 20 tells members" in found.sentence
-
-
-def test_single_members_are_found_where_the_auc_is_one_half():
-    """30 far below and 30 far above leave the AUC at .5, yet a third can be named."""
-    others = [1 + i / 100 for i in range(100)]
-    members = [0.1 + i / 1e4 for i in range(30)] + [5.0 + i / 1e4 for i in range(30)]
-    members += [1.3 + i / 100 + 1e-3 for i in range(40)]
-    model = entry()
-    model["likelihood"] = {"member_loss": members, "nonmember_loss": others}
-    found = judge(model)
-    assert found.attacks["loss"]["auc"] == pytest.approx(0.5, abs=0.01)
-    assert found.status == "recognisable"
-    assert "30 % of the members can be picked out" in found.sentence
-
-
-def test_the_retrained_model_judges():
-    """AUC .67 under both: not "under-forgets" but the same. AUC .5 where it has .67: over."""
-    target = entry(-0.31, name="retrained", role="retrained")
-    again = three(-0.31)[2]
-    rng = np.random.default_rng(0)
-    for side in ("member_loss", "nonmember_loss"):
-        noise = 0.1 * norm.ppf((rng.permutation(200) + 0.5) / 200)
-        again["likelihood"][side] = list(np.array(again["likelihood"][side]) + noise)
-    original = three()[0]
-    found = judge(again, original, target)
-    assert found.attacks["loss"]["low"] > 0.55
-    assert found.status == "good" and found.against == "retrained"
-    assert "within 0.1 of the retrained model's" in found.sentence
-    assert status(again) == "under-forgets"
-    assert status(three()[2], original, target) == "over-forgets"
-
-
-def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
-    """Hard and easy texts spread the losses over 5 nats; a third of a nat too much hides there."""
-    rng = np.random.default_rng(1)
-    hard = np.linspace(0, 5, 100)
-    target = {"member_loss": list(hard), "nonmember_loss": list(hard + 1e-3)}
-    mine = {
-        "member_loss": list(hard + 0.3 + rng.normal(0, 0.2, 100)),
-        "nonmember_loss": list(hard + rng.normal(0, 0.2, 100)),
-    }
-    ids = {f"{side}_{kind}": [f"{side}{i}" for i in range(100)]
-           for side in ("member", "nonmember") for kind in ("id", "cluster")}  # fmt: skip
-    model = entry(likelihood=mine | ids)
-    retrained = entry(likelihood=target | ids, name="retrained", role="retrained")
-    assert judge(model).attacks["loss"]["p_corrected"] > 0.05
-    found = judge(model, None, retrained)
-    assert found.status == "over-forgets"
-    assert found.attacks["reference"]["auc"] < 0.3 and found.attacks["reference"]["p"] < 1e-6
-
-
-def test_bars_follow_the_retrained_model_or_the_original(results):
-    """Without both: .8 and .8. The original's retain side sets .8 of itself; a retrained model
-    replaces both bars by its own sides minus .1."""
-    original, retrained = (read(Model, results[name]) for name in ("original", "retrained"))
+def test_bars_follow_the_retrained_model_or_the_original():
+    original, retrained = (read(Model, one) for one in three()[:2])
     assert bars(None, None) == (0.8, 0.8)
     assert bars(original, None) == (0.8, pytest.approx(0.8 * original.side("retain")))
     assert bars(original, retrained) == (
@@ -198,61 +256,80 @@ def test_bars_follow_the_retrained_model_or_the_original(results):
     )
 
 
-def test_the_paired_distance_from_the_retrained_model_has_the_narrower_interval():
-    """Forgotten .95 against .97: the bar is .87. The model's own interval [.8, .99] straddles it,
-    the paired one of -.02 is [-.05, .01], so .92 to .98."""
-    original, target, model = three()
-    target["cells"] |= {c: 0.97 for c in target["cells"] if "forget" in c}
-    model["intervals"]["forget"] = [0.8, 0.99]
-    del model["distance"]["forget"]
-    assert status(model, original, target) == "not measured"
-    model["distance"]["forget"] = {"value": -0.02, "interval": [-0.05, 0.01], "p": 0.2}
-    assert status(model, original, target) == "good"
-    model["distance"]["forget"]["interval"] = [-0.11, 0.01]
-    assert status(model, original, target) == "not enough texts"
+def test_few_texts_never_pass_and_say_how_many_would():
+    """20 against 20 without any difference: nothing tells, and nothing shows that nothing would."""
+    found = judge(entry(n=20))
+    assert found.status == "not shown"
+    same = next(f for f in found.findings if f.id == "membership")
+    assert same.outcome == "open" and 30 < same.needed < 200
+    assert f"about {same.needed} of each kind" in found.sentence
 
 
-@pytest.mark.parametrize(
-    ("contained", "target", "expected"),
-    [
-        (0.03, None, "good"),  # .02 of 300: 90 % up to .038
-        (0.05, None, "not enough texts"),  # .04: up to .064
-        (0.12, None, "still knows"),  # .11: from .084
-        (0.12, 0.12, "good"),  # so does the retrained model
-    ],
-)
-def test_answers_that_exact_match_does_not_see_have_the_retrained_models_floor(
-    contained, target, expected
-):
-    original, retrained, model = three() if target else (None, None, entry())
-    model["answers"]["forget"]["contained"] = contained
-    if target:
-        retrained["answers"]["forget"]["contained"] = target
-    assert status(model, original, retrained) == expected
+@pytest.mark.parametrize("n", [2, 20, 200])
+def test_scores_without_variance_show_nothing(n):
+    model = entry(n=n)
+    model["likelihood"] |= {"member_loss": [2.0] * n, "nonmember_loss": [2.0] * n}
+    assert not judge(model).good
 
 
-@pytest.mark.parametrize(
-    ("kind", "share", "target", "expected"),
-    [
-        ("broken", 0.06, None, "good"),  # of 300: 90 % up to .087
-        ("broken", 0.09, None, "not enough texts"),  # up to .121
-        ("broken", 0.14, None, "broken answers"),  # from .111
-        ("nonsense", 0.9, None, "broken answers"),
-        ("broken", 0.14, 0.14, "good"),
-        ("nonsense", 0.3, 0.1, "broken answers"),
-    ],
-)
-def test_broken_or_nonsensical_answers_on_the_forget_set_are_not_good(
-    kind, share, target, expected
-):
-    original, retrained, model = three() if target else (None, None, entry())
-    model["collapse"]["forget"] = outputs(**{"broken": 0.0, kind: share})
-    if target:
-        retrained["collapse"]["forget"] = outputs(**{"broken": 0.0, kind: target})
-    assert status(model, original, retrained) == expected
+def test_texts_of_few_authors_are_no_independent_texts():
+    """Forty texts of each of five authors: what 200 texts show of an AUC, five do not."""
+    model = entry()
+    for side in ("member", "nonmember"):
+        model["likelihood"][f"{side}_cluster"] = [f"author {side} {i % 5}" for i in range(200)]
+        for name in ("loss", *ATTACKS):
+            of_side = model["likelihood"]["attacks"].get(name)
+            values = model["likelihood"][f"{side}_loss"] if of_side is None else of_side[side]
+            values[:] = [x + 0.4 * (i % 5) for i, x in enumerate(values)]
+    found = judge(model)
+    assert found.status == "not shown" and found.power["clusters"] == [5, 5]
 
 
-def attack(*rows, model="model"):
+def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
+    """Hard and easy texts spread the losses over 5 nats; a third of a nat too much hides there."""
+    rng = np.random.default_rng(1)
+    original, retrained, model = three(n=100)
+    hard = np.linspace(0, 5, 100)
+    retrained["likelihood"] |= {"member_loss": list(hard), "nonmember_loss": list(hard + 1e-3)}
+    model["likelihood"] |= {
+        "member_loss": list(hard + 0.3 + rng.normal(0, 0.2, 100)),
+        "nonmember_loss": list(hard + rng.normal(0, 0.2, 100)),
+    }
+    assert judge(model).attacks["loss"]["p_corrected"] > 0.05
+    found = judge(model, original, retrained)
+    assert found.status == "over-forgets"
+    assert found.attacks["reference"]["auc"] < 0.3 and found.attacks["reference"]["p"] < 1e-6
+
+
+def test_a_share_of_nothing_is_no_bar():
+    """Free text is never said exactly: .8 of 0 was .8, and no model could ever be good."""
+    cells = [name for name in entry()["cells"] if name.startswith("retain")]
+    free = {name: 0.0 for name in cells if "knowledge" in name}
+
+    def made(value, **more):
+        found = entry(cells={name: value for name in cells} | free, **more)
+        ends = {
+            cell: [max(0.0, v - 0.02), v + 0.05]
+            for cell, v in found["cells"].items()
+            if cell in cells
+        }
+        found["intervals"] = {"forget": [0.93, 0.97], "retain": [0.0, 0.3]} | ends
+        return found
+
+    def kept(after, before):
+        found = judge(after, before, asks=("kept",)).findings[0]
+        return found.outcome, found.missing
+
+    before = made(0.5, role="original", name="original")
+    assert kept(made(0.48), before) == ("pass", False)  # .8 of .5 is .4
+    assert kept(made(0.3), before) == ("fail", False)
+    assert kept(made(0.0), made(0.0, role="original", name="original")) == ("open", True)
+
+
+# --- attack files --------------------------------------------------------------------------------
+
+
+def attack(*rows_, model="model", **more):
     """Rows (gain, above control or None); p follows from a standard error of .02."""
 
     def figure(value):
@@ -262,320 +339,178 @@ def attack(*rows, model="model"):
     made = [
         {"variant": f"v{i}", "gain": figure(gain)}
         | ({} if above is None else {"above_control": figure(above)})
-        for i, (gain, above) in enumerate([(0.0, 0.0), *rows])
+        for i, (gain, above) in enumerate([(0.0, 0.0), *rows_])
     ]
-    return {"attack": "relearn", "title": "Relearning", "model": model, "rows": made}
+    return {"attack": "relearn", "title": "Relearning", "model": model, "rows": made, **more}
+
+
+def members_file(*p_values, attack="membership", **more):
+    one = {"auc": 0.7, "low": 0.6, "high": 0.8}
+    tests = {f"a{i}": one | {"p": p} for i, p in enumerate(p_values)}
+    return {"attack": attack, "title": "On membership", "model": "model", "tests": tests, **more}
+
+
+def views_file(p=0.5, low=-0.02):
+    view = {"title": "hidden states", "auc": 0.5, "control": 0.5, "told": {"auc": 0.5, "p": p}}
+    view["difference"] = {"value": 0.0, "low": low, "high": 0.02}
+    return {"attack": "inside", "title": "Inside", "model": "model",
+            "views": {"states": view, "gradients": copy.deepcopy(view)}}  # fmt: skip
+
+
+GONE_DOCUMENT = {f"d{i}": {"p": 1e-6 if not i else 0.5, "side": "under"} for i in range(9)}
+#: File, and the outcome of the criterion: None where it is no evidence on this model.
+FILES = {
+    "brings back": (attack((0.3, None)), "fail"),
+    "above the control counts": (attack((0.3, 0.0), (0.1, 0.2)), "fail"),
+    "not above the control": (attack((0.3, 0.0)), "pass"),
+    "little, but not shown to be little": (attack((0.05, 0.049)), "open"),
+    "another's": (attack((0.3, 0.2), model="other"), None),
+    "of other weights": (attack((0.3, 0.2), weights="b"), None),
+    "of other data": (attack((0.3, 0.2), data={"forget": "b"}), None),
+    "of these": (attack((0.3, 0.2), weights="a", data={"forget": "a"}), "fail"),
+    "a control that saw the texts": (attack((0.0, 0.0), control_weights="a"), "open"),
+    "told": (members_file(0.5, 0.0009), "fail"),
+    "at a level of its own": (members_file(0.0011), "pass"),
+    "told among a thousand": (members_file(*[1.0] * 999, 0.0009), "fail"),
+    "one could not be made": (members_file(0.5, missing=["icp"]), "open"),
+    "a document told": (members_file(0.5, documents=GONE_DOCUMENT), "fail"),
+    "inside without its control": (members_file(0.5, attack="inside"), "open"),
+    "views alike": (views_file(), "pass"),
+    "views that tell": (views_file(p=0.0001), "fail"),
+    "views not shown alike": (views_file(low=-0.2), "open"),
+    "half a file": ({"attack": "relearn", "model": "model", "rows": [{"gain": None}]}, "open"),
+    "an empty file": ({"attack": "relearn", "model": "model"}, "open"),
+    "nothing made": (members_file(), "open"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_attack_files(name):
+    file, outcome = FILES[name]
+    found = judge(entry(weights="a", data={"forget": "a"}), attacks=[file])
+    finding = {f.id: f.outcome for f in found.findings}
+    assert finding.get("attacks") == outcome, found.sentence
+    assert found.good == (outcome in ("pass", None))
+    if "of other" in name:
+        assert "Not counted" in found.sentence and found.ignored
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("kind", "gains", "shows_nothing"),
     [
-        ([(0.3, None)], "comes back"),
-        ([(0.3, 0.0), (0.1, 0.2)], "comes back"),  # above the control counts, not the gain
-        ([(0.3, 0.0)], "good"),
-        ([(0.05, 0.051)], "comes back"),  # p .011 and above .05
-        ([(0.05, 0.049)], "not enough texts"),  # at most .05, but the interval reaches .09
-        ([(0.0, 0.009)], "good"),
-        ([(0.0, 0.011)], "not enough texts"),
-        # The same .051 as the best of eight: .011 * 8 is no finding.
-        ([(0.05, 0.051)] + [(0.0, 0.0)] * 7, "not enough texts"),
+        ("relearn", [-0.4, -0.67], True),  # .72 before: at most .32 is left
+        ("relearn", [-0.3, -0.67], False),  # a gentler run leaves .42 of .72
+        ("quantise", [-0.4, -0.67], False),  # rounding harms, and that is that
     ],
 )
-def test_an_attack_that_brings_the_text_back(rows, expected):
-    assert status(entry(), attacks=[attack(*rows)]) == expected
-    assert status(entry(), attacks=[attack(*rows, model="other")]) == "good"
-
-
-@pytest.mark.parametrize(
-    ("kind", "gains", "expected"),
-    [
-        ("relearn", [-0.4, -0.67], "not enough texts"),  # .72 before: at most .32 is left
-        ("relearn", [-0.3, -0.67], "good"),  # a gentler run leaves .42 of .72
-        ("quantise", [-0.4, -0.67], "good"),  # rounding harms, and that is that
-        ("relearn", [0.3, -0.67], "comes back"),
-    ],
-)
-def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, expected):
+def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, shows_nothing):
     """It was taken for a model that nothing brings back."""
     made = attack(*((gain, gain) for gain in gains)) | {"attack": kind}
     for row in made["rows"]:
         row["before"] = {"recalled": {"value": 0.72}}
-    assert status(entry(), attacks=[made]) == expected
-    assert wrecks(made) == (expected == "not enough texts")
-    assert ("lower --lr" in sentence(made)) == wrecks(made)
+    assert wrecks(made) == shows_nothing == (not judge(entry(), attacks=[made]).good)
+    assert ("lower --lr" in sentence(made)) == shows_nothing
 
 
 def test_an_attack_that_wrecks_and_still_tells_shows_something():
-    """Less than before, but more than a model that never saw the text."""
     made = attack((-0.5, 0.2))
     made["rows"][1]["before"] = {"recalled": {"value": 0.72}}
-    assert wrecks(made) and status(entry(), attacks=[made]) == "comes back"
+    assert wrecks(made) and judge(entry(), attacks=[made]).status == "under-forgets"
     assert "shows nothing" not in sentence(made) and "brings back 0.20" in sentence(made)
-
-
-def test_the_answer_of_the_report_counts_attacks_and_broken_files_are_not_passed_over():
-    """A half written file was left out without a word."""
-    from axolotl_unlearn.report.answer import answer_of
-
-    results = results_of(entry())
-    assert answer_of(results).best == "model"
-    assert answer_of(results, [attack((0.3, 0.2))]).best is None
-    for rows in (None, [], [1], [{"gain": None}], [{"gain": {"recalled": {"value": 1}}}]):
-        broken_file = {"attack": "relearn", "model": "model", "rows": rows}
-        assert answer_of(results, [broken_file]).best is None
-        assert judge(entry(), attacks=[broken_file]).status == "not measured"
-
-
-def test_the_strongest_gain_is_the_one_above_the_control():
-    """Gains .3 and .1, above the control .0 and .2: the second, p doubled by Holm."""
     row, gain, p, controlled = strongest_gain(attack((0.3, 0.0), (0.1, 0.2))["rows"])
     assert (row["variant"], gain["value"], controlled) == ("v2", 0.2, True)
     assert p == pytest.approx(2 * gain["p"])
 
 
-def test_the_models_of_the_fixture(results):
-    verdicts = judged(make_results())
-    found = {name: verdict.status for name, verdict in verdicts.items()}
-    assert found == {
-        "original": "before",
-        "over": "over-forgets",
-        "under": "under-forgets",
-        "merged": found["merged"],
-        "retrained": "target",
-        "ascent": "collapsed",
-    }
-    assert found["merged"] in ("good", "not enough texts")
-    assert verdicts["over"].sentence.startswith("Over-forgets")
-    outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
-    assert outcomes["over"] == "refused" and outcomes["original"] == "no candidate"
+# --- properties ----------------------------------------------------------------------------------
+
+MORE = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+some_p = st.floats(0, 1)
 
 
-def test_every_status_has_words_and_every_threshold_a_reason():
-    assert set(HEADLINES) == set(STATUSES)
-    for name, limit in THRESHOLDS.items():
-        assert 0 < limit.value < 1 and len(limit.reason) > 20, name
+@st.composite
+def evidence(draw):
+    """A file, or a score of the same texts, that may speak for or against the model."""
+    kind = draw(st.sampled_from(["tests", "rows", "views", "score"]))
+    if kind == "tests":
+        return members_file(*draw(st.lists(some_p, min_size=1, max_size=40)))
+    if kind == "rows":
+        return attack(*draw(st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1)))
+    if kind == "views":
+        return views_file(draw(some_p), draw(st.floats(-0.5, 0)))
+    return draw(st.floats(-2, 2))
 
 
-def test_side_is_harmonic_and_skips_missing_cells():
-    """Harmonic mean of 1/2 and 1 is 2 / (2 + 1) = 2/3; a null cell counts neither way."""
-    cells = {"forget_task1_regurgitation": 0.5, "forget_task2_knowledge": 1.0}
-    model = read(Model, {"name": "m", "cells": {**cells, "forget_task3_knowledge": None}})
-    assert model.side("forget") == pytest.approx(2 / 3) and model.side("retain") is None
-    none = read(Model, {"name": "m", "cells": {**cells, "forget_task3_knowledge": 0}})
-    assert none.side("forget") == 0
+@given(st.data())
+@MORE
+def test_adding_any_evidence_never_improves_a_status(data):
+    """Files of harmless tests diluted Holm: 2 to 8 of 58 refusals turned good."""
+    original, retrained, model = three(n=100)
+    name = data.draw(st.sampled_from(["", *SPOILS]))
+    if name not in ("", "an attack tells", "a score that was added"):  # of 200 texts
+        SPOILS[name][0](original, retrained, model)
+    files, last = [], None
+    for step in [None, *data.draw(st.lists(evidence(), min_size=1, max_size=4))]:
+        if isinstance(step, float):
+            for one, shift in ((model, step), (retrained, 0.0)):
+                key = f"new{len(one['likelihood']['attacks'])}"
+                nonmember = [x + 1e-3 for x in spread(100)]
+                sides_ = {"member": spread(100, shift), "nonmember": nonmember}
+                one["likelihood"]["attacks"][key] = sides_
+        elif step is not None:
+            files = [*files, step]
+        found = RANK[judge(model, original, retrained, files).outcome]
+        assert last is None or found <= last
+        last = found
 
 
-@pytest.mark.parametrize(("p", "expected"), [(0.004, "under-forgets"), (0.005, "good")])
-def test_the_learned_attack_counts_with_the_others(p, expected):
-    """Five attacks of two tests and the learned one: eleven p-values, so it tells below .0045."""
-    model = entry(learned={"auc": 0.71, "p": p, "against": "chance"})
-    found = judge(model)
-    assert found.status == expected
-    assert found.attacks["learned"]["p_corrected"] == pytest.approx(11 * p)
-    assert ("learned attack tells members" in found.sentence) == (expected != "good")
-    json.dumps(found.to_json(), allow_nan=False)
-    for junk in (None, {}, {"p": math.nan}, {"auc": None, "p": 0.001}):
-        assert judge(entry(learned=junk)).status == "not measured"
-    with pytest.raises(UnlearnError, match="learned.p: must be a number"):
-        judge(entry(learned={"p": "x"}))
-
-
-def test_an_attack_file_without_p_is_not_whole():
-    old = attack((0.3, 0.2), (0.1, 0.0))
-    del old["rows"][1]["above_control"]["recalled"]["p"]
-    assert status(entry(), attacks=[old]) == "not measured"
-
-
-def test_an_attack_that_only_says_what_is_missing_is_not_whole():
-    for half in ({}, {"tests": None}):
-        file = {"attack": "membership", "model": entry()["name"], "missing": ["loss"], **half}
-        assert status(entry(), attacks=[file]) == "not measured"
-
-
-@pytest.mark.parametrize("models", ["named", None, "other"])
-def test_attacks_on_membership_of_one_file_for_all_models_are_not_passed_over(tmp_path, models):
-    """Their verdicts are in a file for each model; where that lacks, evidence is missing."""
-    from axolotl_unlearn.report.inputs import attack_results
-
-    name = entry()["name"]
-    content = {"models": {name if models == "named" else "other": {}} if models else None}
-    (tmp_path / "membership.json").write_text(json.dumps(content))
-    now = status(entry(), attacks=attack_results(tmp_path))
-    assert now == (status(entry()) if models == "other" else "not measured")
-
-
-def test_single_members_of_a_model_like_the_retrained_one_are_told_at_most_nominally():
-    """Both at an AUC of .67. Members beyond each model's own cut gave 10 % false alarms at 5 %,
-    because a cut is noise that all members of a model share."""
-    rng = np.random.default_rng(0)
-    names = ("loss", "zlib", "min_k_20", "min_k_plus_20")
-    tails = []
-    for _ in range(120):
-        hard = [0.9 * rng.normal(0, 1, 100) - shift for shift in (0.6, 0.0)]
-
-        def drawn(name, hard=hard):
-            own = [side + rng.normal(0, 0.3, 100) for side in hard]
-            scores = {n: [(x + rng.normal(0, 0.2, 100)).tolist() for x in own] for n in names}
-            pairs = {n: {"member": pair[0], "nonmember": pair[1]} for n, pair in scores.items()}
-            loss = pairs.pop("loss")
-            sides = {f"{side}_loss": values for side, values in loss.items()}
-            sides |= {f"{side}_id": [f"{side}{i}" for i in range(100)] for side in loss}
-            return {"name": name, "likelihood": {**sides, "attacks": pairs}}
-
-        found = judge(drawn("model"), None, drawn("retrained")).attacks
-        tails += [found[name]["tail"]["p"] for name in names]
-    assert np.mean(np.array(tails) < 0.05) < 0.05  # .069 before
-
-
-# --- recited texts, missing evidence, clusters ----------------------------------------------------
-
-
-def recite(model, places, strength=1.0):
-    """Rows of these places come out word for word."""
-    for i in places:
-        model["extraction"]["strength"][i] = strength
-
-
-@pytest.mark.parametrize("target", [False, True])
-@pytest.mark.parametrize("count", [1, 5, 10])
-def test_a_recited_text_needs_no_p_value(count, target):
-    """Few of many documents recited, all others like the retrained model's: "good" in 38 to 77 % of
-    draws, because the verdict never read extraction strength."""
-    original, retrained, model = three() if target else (None, None, entry())
-    recite(model, range(0, 2 * count, 2))
-    found = judge(model, original, retrained)
-    assert (found.status, found.outcome) == ("recites", "refused")
-    assert f"{count} of 20 documents are recited" in found.sentence
-    if target:  # what the retrained model says as well is no memory
-        recite(retrained, range(0, 2 * count, 2), 0.6)
-        assert judge(model, original, retrained).status == "good"
-
-
-def test_recited_is_half_a_text_of_ten_tokens_more():
-    model = entry()
-    model["extraction"]["nonmember"]["strength"][3] = 0.2
-    recite(model, [0], 0.69)  # the most that comes out of a held-out text is .2
-    assert status(model) == "good"
-    recite(model, [0], 0.7)
-    assert status(model) == "recites"
-    model["extraction"]["tokens"][0] = 9  # a name may be guessed
-    assert status(model) == "good"
-    held = model["extraction"]["nonmember"]["strength"]
-    for floor, whole, expected in (
-        (0.8, 1.0, "recites"), (0.8, 0.99, "good"), (1.0, 1.0, "not measured")
-    ):  # fmt: skip
-        held[3], model["extraction"]["tokens"][0] = floor, 20
-        recite(model, [0], whole)
-        assert status(model) == expected, (floor, whole)
-    held[3], model["extraction"]["tokens"][0] = 0.2, 9
-    model["extraction"]["member"]["strength"][7] = 0.8
-    found = judge(model)
-    assert found.status == "recites" and "1 of 200 documents" in found.sentence
-
-
-@pytest.mark.parametrize("junk", [math.nan, math.inf, None])
-@pytest.mark.parametrize("whose", ["model", "retrained"])
-@pytest.mark.parametrize("attack", ["loss", "zlib", "entropy"])
-def test_one_score_that_is_no_number_never_removes_an_attack(attack, whose, junk):
-    """An attack with an AUC of 1 and one NaN: it was left out without a word, and "good"."""
+@given(st.integers(1, 280), st.booleans(), st.integers(0, 9))
+@MORE
+def test_replacing_any_documents_by_the_originals_is_never_good(k, alone, seed):
     original, retrained, model = three()
-    one = model if whose == "model" else retrained
-    likelihood = one["likelihood"]
-    if attack == "loss":
-        likelihood["member_loss"][5] = junk
-    else:
-        model["likelihood"]["attacks"][attack]["member"] = spread(200, -3)
-        likelihood["attacks"][attack]["member"][5] = junk
-    found = judge(model, original, retrained)
-    assert not found.good and found.outcome != "shown"
-    lacks = next(f for f in found.findings if f.id == "scores")
-    assert lacks.outcome == "open" and lacks.missing and "not finite" in lacks.says
+    spoiled = put_back(model, original, k, np.random.default_rng(seed))
+    assert not judge(spoiled, original, None if alone else retrained).good
 
 
-def test_what_was_evaluated_on_other_texts_is_not_compared():
-    """Another number fell back to .5 while the sentence said "the retrained model's"; the same
-    number in another order was accepted."""
-    original, retrained, model = three()
-    other = copy.deepcopy(retrained)
-    other["likelihood"]["member_id"].reverse()
-    fewer = entry(n=150, name="retrained", role="retrained")
-    for target in (other, fewer):
-        found = judge(model, original, target)
-        assert not found.good and found.attacks == {}
-        assert "on other texts" in found.sentence or "in other clusters" in found.sentence
-    for part in ("member_id", "nonmember_cluster"):
-        gone = copy.deepcopy(model)
-        del gone["likelihood"][part]
-        assert judge(gone, original, retrained).status in ("not measured", "no membership")
+@given(st.floats(-1.5, 0.5), st.booleans())
+@MORE
+def test_a_copy_of_the_original_is_never_good(shift, alone):
+    """Whatever the original knows: its losses are the same to the last digit."""
+    original, retrained, _ = three(n=80)
+    original["likelihood"] = three(shift, n=80)[2]["likelihood"]
+    original |= {part: entry(n=80)[part] for part in ("extraction", "answers")}
+    copied = copy.deepcopy(original) | {"name": "model", "role": "candidate"}
+    copied |= {"learned": {"auc": 0.5, "p": 0.5, "against": "retrained"}}
+    copied["distance"] = three(n=80)[2]["distance"]
+    if alone:
+        copied |= {"learned": {"auc": 0.5, "p": 0.5, "against": "chance"}, "distance": {}}
+    assert not judge(copied, original, None if alone else retrained).good
 
 
-def test_scores_without_variance_show_nothing():
-    """All scores of 2 to 20 texts equal, and a copy of the retrained model's, were "as if never
-    seen"."""
-    for n in (2, 20, 200):
-        model = entry(n=n)
-        model["likelihood"] |= {"member_loss": [2.0] * n, "nonmember_loss": [2.0] * n}
-        assert not judge(model).good, n
-    original, retrained, model = three()
-    model["likelihood"] = copy.deepcopy(retrained["likelihood"])
-    found = judge(model, original, retrained)
-    assert found.status == "not measured" and "as of a copy" in found.sentence
-
-
-def test_one_document_has_no_certain_score():
-    """Resampling one document gives an interval of no width, which passed."""
-    found = judge(entry(intervals={"forget": [0.95, 0.95], "retain": [0.9, 0.99]}))
-    assert found.status == "not measured" and "one document" in found.sentence
-
-
-def test_a_cell_of_another_script_needs_an_interval():
-    script = {"forget_task1_regurgitation": 0.9}
-    assert status(entry(any_script=script)) == "not measured"
-    bounds = {"forget": [0.9, 0.96]}
-    assert status(entry(any_script=script, any_script_intervals=bounds)) == "good"
-    assert status(entry(any_script=script, any_script_intervals={"forget": [0.7, 0.96]})) != "good"
-
-
-def test_texts_of_few_authors_are_no_independent_texts():
-    """Forty texts of each of five authors: what 200 texts show of an AUC, five do not."""
-    model = entry()
-    assert judge(model).good
-    rng = np.random.default_rng(0)
-    shuffled = rng.permutation(200)
-    for side in ("member", "nonmember"):
-        model["likelihood"][f"{side}_cluster"] = [f"author {side} {i % 5}" for i in range(200)]
-        own = 0.2 * rng.normal(size=5)
-        for name in ("loss", *ATTACKS):
-            sides = model["likelihood"]["attacks"].get(name)
-            values = model["likelihood"][f"{side}_loss"] if sides is None else sides[side]
-            values[:] = [values[shuffled[i]] + own[i % 5] for i in range(200)]
-    found = judge(model)
-    assert found.status == "not enough texts" and found.power["clusters"] == [5, 5]
-    single = copy.deepcopy(model)
-    for side in ("member", "nonmember"):
-        single["likelihood"][f"{side}_cluster"] = [f"{side} {i}" for i in range(200)]
-    rows, authors = (
-        next(f for f in judge(one).findings if f.id == "same") for one in (single, model)
-    )
-    assert authors.high - authors.low > 1.5 * (rows.high - rows.low)
-
-
-def test_nearer_to_the_model_before_than_to_the_retrained_one():
-    """Needs no margin: half way is open, beyond it fails."""
-    original, retrained, model = three()
-
-    def outcome(shift):
-        moved = copy.deepcopy(model)
-        rng = np.random.default_rng(1)
-        for sides in (moved["likelihood"], *moved["likelihood"]["attacks"].values()):
-            key = "member_loss" if "member_loss" in sides else "member"
-            sides[key] = [x + shift + 0.05 * rng.normal() for x in sides[key]]
-        found = {f.id: f for f in judge(moved, original, retrained).findings}
-        return found["nearer"].outcome
-
-    assert [outcome(shift) for shift in (0.0, -0.4, -1.1, -1.5)] == ["pass", "pass", "fail", "fail"]
-    found = judge(model, None, retrained)
-    assert found.status == "not measured" and "before unlearning" in found.sentence
+@given(st.integers(0, 99), st.sampled_from(["", *SPOILS]))
+@MORE
+def test_the_order_of_rows_changes_nothing(seed, name):
+    models = three()
+    if name:
+        SPOILS[name][0](*models)
+    before = judge(models[2], *models[:2]).to_json()
+    rng = np.random.default_rng(seed)
+    orders = {"member": rng.permutation(200), "nonmember": rng.permutation(200)}
+    forget = rng.permutation(80)
+    for one in models:
+        for side, order in orders.items():
+            for key in ("loss", "id", "cluster"):
+                values = one["likelihood"][f"{side}_{key}"]
+                one["likelihood"][f"{side}_{key}"] = [values[i] for i in order]
+            for scores in one["likelihood"]["attacks"].values():
+                scores[side] = [scores[side][i] for i in order]
+            for key, values in one["extraction"][side].items():
+                one["extraction"][side][key] = [values[i] for i in order]
+        for key, values in one["extraction"].items():
+            if isinstance(values, list):
+                one["extraction"][key] = [values[i] for i in forget]
+    after = judge(models[2], *models[:2]).to_json()
+    assert after["status"] == before["status"] and after["sentence"] == before["sentence"]
 
 
 def parts(value, way=()):
@@ -589,33 +524,8 @@ def parts(value, way=()):
             yield from parts(inner, (*way, key))
 
 
-def side(model, name, value):
-    """All cells of a side; the retrained model's are .95."""
-    model["cells"] |= {cell: value for cell in model["cells"] if cell.startswith(name)}
-    gap = value - 0.95
-    model["distance"][name] |= {"value": gap, "interval": [gap - 0.02, gap + 0.02]}
-
-
 GONE = object()
 JUNK = [GONE, None, math.nan, math.inf, "x", [], {}, True, -1, 10**400]
-#: What makes a model bad, each by one criterion.
-FAULTS = {
-    "collapse": lambda m: m["collapse"].update(collapsed=True),
-    "gate": lambda m: m["gate"].update(threshold=0.71),
-    "chance": lambda m: m.update(utility=0.26, gate={"threshold": 0.1, "original": 0.13}),
-    "zlib": lambda m: m["likelihood"]["attacks"]["zlib"].update(member=spread(80, -2)),
-    "learned": lambda m: m["learned"].update(p=0.0002),
-    "recited": lambda m: recite(m, [4]),
-    "halves": lambda m: m["extraction"]["member"]["strength"].__setitem__(3, 1.0),
-    "blind": lambda m: m["membership"]["blind"]["zlib"].update(separates=True, auc=0.8),
-    "forgotten": lambda m: side(m, "forget", 0.65),
-    "kept": lambda m: side(m, "retain", 0.65),
-    "answers": lambda m: m["answers"]["forget"].update(contained=0.4),
-    "broken": lambda m: m["collapse"]["forget"].update(broken=0.6),
-    "nonsense": lambda m: m["collapse"]["forget"].update(nonsense=0.6),
-    "constant": lambda m: m["collapse"]["forget"].update(constant=1.0),
-    "empty": lambda m: m["collapse"]["forget"].update(empty=1.0),
-}
 
 
 def spoiled(results, way, junk):
@@ -646,154 +556,90 @@ def outcome_of(results, attacks=()):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
     """Each fault by itself; then any part of the file is gone or is no number any more."""
-    results = results_of(*three(n=80))
-    FAULTS[data.draw(st.sampled_from(sorted(FAULTS)))](results["models"][2])
+    models = three()
+    SPOILS[data.draw(st.sampled_from(sorted(SPOILS)))][0](*models)
+    results = results_of(*models)
     assert outcome_of(results) == "refused"
     way = data.draw(st.sampled_from(list(parts(results))))
     junk = data.draw(st.sampled_from(JUNK))
     assert outcome_of(spoiled(results, way, junk)) != "shown", (way, junk)
 
 
-def attack_files(bad=None):
-    """One of each kind, each with two variants, of a model that nothing is found of; ``bad`` is
-    told by one of them."""
-    one = {"auc": 0.8, "low": 0.7, "high": 0.9, "p": 0.0001 if bad == "members" else 0.9}
-    p = 0.0001 if bad == "views" else 0.5
-    view = {"title": "hidden states", "auc": 0.5, "control": 0.5, "told": {"auc": 0.5, "p": p}}
-    view["difference"] = {"value": 0.0, "low": -0.02, "high": 0.02, "equivalent": True}
-    gain = 0.3 if bad == "rows" else 0.0
-    return {
-        "members": {"attack": "membership", "title": "On membership", "model": "model",
-                    "tests": {"loss": one, "icp": copy.deepcopy(one)}},
-        "views": {"attack": "inside", "title": "Inside", "model": "model", "members": 20,
-                  "views": {"states": view, "gradients": copy.deepcopy(view)}},
-        "rows": attack((gain, gain), (gain, gain)),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["members", "views", "rows"])
-def test_removing_or_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(kind):
+@pytest.mark.parametrize(
+    "file", [members_file(0.0001, 0.0001), views_file(p=0.0001), attack((0.3, 0.3), (0.3, 0.3))]
+)
+def test_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(file):
     """Every part, but a name changed to another's, which nobody can see."""
-    results = results_of(*three(n=20))
-    assert {f.outcome for f in judged(results, list(attack_files().values()))["model"].findings
-            if f.id in ("members", "inside", "attack")} == {"pass"}  # fmt: skip
-    file = attack_files(kind)[kind]
-    model, roles = results["models"][2], results["models"][:2]
-    asks = ("members", "inside", "attack")
-    assert judge(model, *roles, [file], asks=asks).outcome == "refused"
+    model = read(Model, entry(n=20))
     for way in parts(file):
         for junk in JUNK:
             if way == ("model",) and junk in ("x", ""):
                 continue
-            found = judge(model, *roles, [spoiled(file, way, junk)], asks=asks)
+            found = judge(model, attacks=[spoiled(file, way, junk)], asks=("attacks",))
             assert found.outcome != "shown", (way, junk)
 
 
-def test_attacks_on_membership_are_corrected_together_and_read_from_the_folder(tmp_path):
-    """.0026 of 19 tests is .0494, of 20 no finding: the verdict's own eleven (five scores by rank
-    and by tail, the learned attack) and those of the file are one family. Corrected by itself the
-    file told with nine, too. What is missing is no good news."""
-    from axolotl_unlearn.report.inputs import attack_results
-
-    def row(p):
-        return {"auc": 0.7, "low": 0.6, "high": 0.8, "p": p}
-
-    def found(tests, *missing):
-        file = {"attack": "membership", "title": "On membership", "model": "model"}
-        file |= {"tests": tests, "missing": missing}
-        (tmp_path / "membership-model.json").write_text(json.dumps(file), "utf-8")
-        return judge(entry(), attacks=attack_results(tmp_path))
-
-    for count, status_ in ((8, "told by an attack"), (9, "good")):
-        some = {f"a{i}": row(1.0) for i in range(count - 1)}
-        assert found(some | {"icp": row(0.0026)}).status == status_
-    rare = {"icp": row(1.0), "icp in group rare": row(0.0001)}
-    assert "icp in group rare tells" in found(rare).sentence
-    # An attack of the verdict's own: .00023 by eleven tests, and by the file's three hundred not.
-    own = entry(-0.18, n=200)
-    assert judge(own).status == "under-forgets"
-    many = {
-        "attack": "membership",
-        "model": "model",
-        "tests": {f"a{i}": row(1.0) for i in range(300)},
-    }
-    assert judge(own, attacks=[many]).findings[3].p > judge(own).findings[3].p
-    missing = found({"icp": row(1.0)}, "iam")
-    assert missing.status == "not measured" and "iam could not be made" in missing.sentence
-    assert found({}, "iam").status == found({}).status == found(None).status == "not measured"
-    assert found([]).status == "not measured"
-
-
-@pytest.mark.parametrize("junk", [GONE, None], ids=["gone", "null"])
-def test_a_good_model_whose_evidence_is_gone_is_not_shown(junk):
+def test_a_good_model_whose_evidence_is_gone_is_not_shown():
     """Of every part one by one: good stays good only where the part is read by no criterion."""
-    results = results_of(*three(n=80))
+    results = results_of(*three(n=100))
     assert outcome_of(results) == "shown"
+    ends = results["models"][2]["intervals"]
     unread = {
         ("role",),  # its name says it
-        ("intervals",),  # the paired distance is read
-        *(("intervals", *way) for way in parts(results["models"][2]["intervals"])),
+        *(("intervals", *way) for way in parts(ends) if way[-1:] != ("forget",)),
         *(("n", name) for name in ("cells", "member", "nonmember")),
         ("membership", "meaningful"),
         *(("membership", "blind", name, end) for name in BLIND for end in ("low", "high")),
         *(("gate", name) for name in ("below_gate", "original")),
         *(("distance", side, "p") for side in ("forget", "retain")),
+        # Older results do not say how an answer is refused.
+        *(("collapse", "forget", name) for name in ("refusing", "echo")),
     }
     for way in parts(results):
         if way[0] != "models" or way[1:2] != (2,) or len(way) < 3:
             continue
-        if outcome_of(spoiled(results, way, junk)) == "shown":
+        if outcome_of(spoiled(results, way, GONE)) == "shown":
             assert way[2:] in unread, way
 
 
-def test_every_fault_is_found_by_the_criterion_it_is_made_for():
-    results = results_of(*three(n=80))
-    for name, fault in FAULTS.items():
-        made = copy.deepcopy(results)
-        fault(made["models"][2])
-        verdict = judged(made)["model"]
-        assert verdict.outcome == "refused", name
-        assert not judge(made["models"][2], asks=("collapse",)).findings[1:]
+def test_the_door_refuses_an_entry_that_contradicts_itself():
+    def told(change):
+        model = entry()
+        change(model)
+        with pytest.raises(UnlearnError) as fault:
+            read(Model, model, "the model")
+        return str(fault.value)
+
+    for change, word in (
+        (lambda m: m["intervals"].update(forget=[0.2, 0.3]), "not in its own interval"),
+        (lambda m: m.update(mia_auc=0.9), "not that of its losses"),
+        (lambda m: m["answers"]["forget"].update(exact=0.5), "not that of its rows"),
+        (lambda m: m["likelihood"]["member_id"].__setitem__(0, "n3"), "stands for two"),
+        (lambda m: m["likelihood"]["member_id"].__setitem__(0, "m3"), "stands for two"),
+        (lambda m: m["extraction"]["run"].__setitem__(0, 99), "longer than its text"),
+        (lambda m: m["extraction"]["tokens"].pop(), "different lengths"),
+    ):
+        assert word in told(change)
 
 
-def test_a_share_of_nothing_is_no_bar():
-    """Free text is never said exactly: .8 of 0 was .8, and no model could ever be good."""
-    from axolotl_unlearn.metrics import semeval
-    from axolotl_unlearn.metrics.results import Model, read
-    from axolotl_unlearn.metrics.verdict.criteria import side
-
-    cells = [name for name in semeval.CELLS if name.startswith("retain")]
-    free = [name for name in cells if "knowledge" in name]
-    rouge = [name for name in cells if "knowledge" not in name]
-
-    def made(name: str, value: float, **more):
-        scores = dict.fromkeys(rouge, value) | dict.fromkeys(free, 0.0)
-        found = entry(name=name, cells=scores, **more)
-        found["intervals"] |= {cell: [value - 0.02, value + 0.02] for cell in rouge}
-        found["intervals"] |= {cell: [0.0, 0.05] for cell in free}
-        return read(Model, found, name)
-
-    before = made("before", 0.5, role="original")
-    assert side(made("after", 0.48), before, None, "retain").outcome == "pass"  # .8 of .5 is .4
-    assert side(made("after", 0.3), before, None, "retain").outcome == "fail"
-    nothing = made("before", 0.0, role="original")
-    found = side(made("after", 0.0), nothing, None, "retain")
-    assert found.missing and found.outcome == "open" and "none of the kept answers" in found.says
+def test_older_results_are_read_and_say_what_they_lack():
+    """Of a version before rows were read one by one."""
+    results = results_of(*three())
+    for model in results["models"]:
+        for name in ("run", "greedy", "logp", "exact", "contained"):
+            del model["extraction"][name]
+        for side in ("member", "nonmember"):
+            del model["extraction"][side]["run"], model["extraction"][side]["greedy"]
+    found = judged(results)["model"]
+    assert found.status == "not shown" and "have no run" in found.sentence
 
 
-def test_the_finding_that_is_shown_is_the_one_that_decided():
-    """*recites* goes before *recognisable*, whose finding stands first: the page said "recites"
-    beside the share of members that can be picked out."""
-    from axolotl_unlearn.metrics.verdict import Finding, Verdict
-
-    told = Finding("told", "fail", says="26 % can be picked out")
-    recited = Finding("recited", "fail", says="1 of 9 comes out word by word")
-    for status, shown in (("recites", recited), ("recognisable", told)):
-        assert Verdict(status, [told, recited], {}, None).worst is shown
+def test_every_threshold_says_why():
+    assert all(len(one.reason) > 20 for one in THRESHOLDS.values())
 
 
 def test_the_worked_example_of_the_page_is_as_it_appears(capsys):
-    """Its table, its code with what that prints, and what would be without the recited document."""
+    """Its table, and its code with what that prints."""
     from rich.console import Console
 
     from axolotl_unlearn.report import table
@@ -806,8 +652,3 @@ def test_the_worked_example_of_the_page_is_as_it_appears(capsys):
     assert [x.rstrip() for x in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
     exec(code, {})
     assert capsys.readouterr().out == printed
-    data = json.loads((root / "examples" / "verdict" / "results.json").read_text("utf-8"))
-    data["models"][2]["extraction"]["strength"][8] = 0.1
-    verdict = judged(data)["unlearned"]
-    assert (verdict.status, verdict.outcome) == ("not enough texts", "not shown")
-    assert "about 162" in verdict.sentence and "about 162" in text

@@ -234,7 +234,8 @@ def test_no_results_break_page_or_table(changes):
 def test_collapsed_models_are_flagged_wherever_they_are_named(tmp_path):
     page = everything(tmp_path).read_text()
     # verdict and cells
-    assert page.count('<span class="badge bad">collapsed</span>') >= 2
+    assert '<span class="badge bad">collapsed</span>' in page
+    assert page.count('<span class="badge bad">broken</span>') == 1
     assert page.count('class="badge good">good</span>') == 1
 
 
@@ -286,6 +287,7 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
     results = make_results(("original", "merged"))
     for model in results["models"]:
         model["cells"]["retain_task3_knowledge"] = None
+        model["intervals"] = {}
     page = write_report(results, tmp_path / "r.html").read_text()
     assert page.count("11 of 12 cells") == 2
     assert "Task Aggregate over fewer than 12 cells" in page
@@ -379,9 +381,9 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     assert outcome.exit_code == 0, outcome.output
     page = (folder / "report.html").read_text()
     assert "relearn on merged" in page and "0.50 of the forget" in page
-    assert 'data-plot="attack"' in page and "comes back" in page
-    assert "merged is not good" in outcome.output and "comes back" in outcome.output
-    assert "comes back" not in run(folder).output
+    assert 'data-plot="attack"' in page and "brings back" in page
+    assert "merged is not good" in outcome.output and "brings back" in outcome.output
+    assert "brings back" not in run(folder).output
     # A second run takes the place of the first, with its curves.
     save(tmp_path / "a", result, [curve("relearn on 10", "merged", "step", rows, "recalled")])
     given = (make_results(("original", "merged")), folder, tmp_path / "a")

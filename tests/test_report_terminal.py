@@ -61,7 +61,7 @@ def test_flags_are_red_and_the_best_row_is_bold():
     row = next(line for line in text.splitlines() if "ascent" in line)
     assert "COLLAPSED, BELOW GATE" in row and "\x1b[31mascent" in row
     assert "\x1b[1mmerged" in next(line for line in text.splitlines() if "mmerged" in line)
-    assert text.count("best") == 1
+    assert text.count(", best") == 1 and "the best of 4" in " ".join(text.split())
 
 
 def test_over_and_under_forgetting_are_named():
@@ -95,24 +95,14 @@ def test_verdicts_of_doubtful_models_never_say_good(name):
     assert "good" not in text and "keeps the rest" not in text
 
 
-def test_a_collapsed_model_with_a_fine_aggregate_is_called_collapsed():
-    model = {**by_name(make_results(), "ascent"), "aggregate": 0.4}
-    text = verdict(model, None)
-    assert (
-        "Collapsed" in text
-        and "97 % of outputs repeat one token" in text
-        and "of 0.40 does not" in text
-    )
-
-
-def test_below_gate_names_the_three_utilities():
-    gate = {"below_gate": True, "threshold": 0.75, "original": 1.0}
-    model = {**by_name(make_results(), "over"), "gate": gate}
-    text = verdict(model, None)
-    assert "0.60," in text and "0.75 is" in text and "1.00)" in text and "gate" in text
-
-
-def test_without_utility_nothing_is_called_good_outright():
-    model = {**by_name(make_results(), "merged"), "utility": None}
-    text = verdict(model, by_name(make_results(), "original"))
-    assert "utility was not measured" in text and "not called good" in text
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("ascent", {"aggregate": 0.4}, ("are broken", "97 % of outputs repeat one token")),
+        ("over", {"utility": 0.6}, ("utility 0.60", "0.75 is asked", "are broken")),
+        ("merged", {"utility": None}, ("utility cannot be judged", "does not show it")),
+    ],
+)
+def test_the_sentence_names_what_decided(name, change, words):
+    text = verdict(by_name(make_results(), name) | change, by_name(make_results(), "original"))
+    assert all(word in text for word in words), text

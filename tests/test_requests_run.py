@@ -296,17 +296,17 @@ def test_what_speaks_against_handing_over(tmp_path):
     assert status == "still said"
     findings = [
         Finding("kept", "fail", "kept .2"),
-        Finding("told", "open", "too few"),
-        Finding("inside", "open", "no control"),
-        Finding("forgotten", "fail", "the bar of .8 is not that of never seen"),
+        Finding("membership", "open", "too few"),
+        Finding("attacks", "open", "no control"),
+        Finding("said", "fail", "the bar of .8 is not that of never seen"),
     ]
     assert against(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
-    inside = Finding("inside", "fail", "gradients tell")
+    inside = Finding("attacks", "fail", "gradients tell")
     reasons, status = against(fine, Verdict("x", [inside]), folder)
-    assert reasons == ["attacks with the weights: gradients tell"] and status == "inside"
+    assert reasons == ["attacks: gradients tell"] and status == "attacks"
     # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
     low, high = (
-        Finding("kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)
+        Finding("kept", "open", f"kept {value}", "", value, value - 0.1, value + 0.1, 0.8)
         for value in (0.72, 0.85)
     )
     assert against(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
@@ -328,8 +328,8 @@ def row_gone(document: str, **more) -> dict:
 def judgement(value=0.9):
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
 
-    found = [Finding("collapse", "pass", "whole")]
-    found.append(Finding("kept", "pass", f"kept {value}", value, value, value, 0.8))
+    found = [Finding("outputs", "pass", "whole")]
+    found.append(Finding("kept", "pass", f"kept {value}", "", value, value, value, 0.8))
     power = {"members": 5, "nonmembers": 29, "tests": 13, "smallest_difference": 0.5}
     return Verdict("x", found, power=power)
 
@@ -392,7 +392,7 @@ def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     rows = [row_gone("a"), row_gone("b")]
     free = judgement()
     free.findings[1] = missing("kept", "no kept answer is exact")
-    assert lacking(rows, judged=free) == ["no kept answer is exact"]
+    assert lacking(rows, judged=free) == [free.findings[1].says]
     (tmp_path / "eval").mkdir()
     for rise, good in ((0.02, True), (0.3, False)):
         losses = {"before": [1.0, 2.0, 3.0], "after": [1.0 + rise, 2.0 + rise, 3.01 + rise]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +40,10 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
     def other() -> list[float]:
         return [x + 1e-4 for x in drawn()]
 
-    cells = changes.pop("cells", {})
-    rows = 40
+    cells, rows = changes.pop("cells", {}), 80
+    knows = role == "original"  # it says every answer and recites every text
+    texts = {"tokens": [60] * n, "strength": [0.05] * n, "run": [4] * n, "greedy": [0.3] * n}
+    whole = {"tokens": [60] * n, "strength": [0.9] * n, "run": [58] * n, "greedy": [0.98] * n}
     return {
         "name": "model",
         "role": role,
@@ -67,17 +71,22 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
         },
         "extraction": {
             "id": [f"r{i}" for i in range(rows)],
-            "document": [f"d{i // 2}" for i in range(rows)],
+            "document": [f"d{i}" for i in range(rows)],
             "tokens": [20] * rows,
-            "strength": [0.04] * rows,
-            "member": {"tokens": [60] * n, "strength": [0.05] * n},
-            "nonmember": {"tokens": [60] * n, "strength": [0.05] * n},
+            "strength": [0.95 if knows else 0.04] * rows,
+            "run": [19 if knows else 2] * rows,
+            "greedy": [0.95 if knows else 0.3] * rows,
+            "logp": [-0.1 if knows else -40.0] * rows,
+            "exact": [knows] * rows,
+            "contained": [knows] * rows,
+            "member": whole if knows else texts,
+            "nonmember": dict(texts),
         },
         "collapse": {"collapsed": False, "forget": outputs()},
-        "gate": {"below_gate": False, "threshold": 0.5, "original": 0.75},
-        "utility": 0.7,
+        "gate": {"below_gate": False, "threshold": 0.5625, "original": 0.75},
+        "utility": 0.75,
         "utility_chance": 0.25,
-        "answers": {"forget": {"n": 300, "exact": 0.01, "contained": 0.01}},
+        "answers": {"forget": {"n": rows, "exact": float(knows), "contained": float(knows)}},
         **changes,
     }  # fmt: skip
 
@@ -85,6 +94,7 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
 def outputs(**shares: float) -> dict[str, Any]:
     """Of the forget side, nothing broken."""
     fine = {"broken": 0.01, "nonsense": 0.0, "constant": 0.02, "empty": 0.0}
+    fine |= {"refusing": 0.0, "echo": 0.0}
     return {"n": 300, "nonsense_n": 300, **fine, **shares}
 
 
@@ -107,3 +117,31 @@ def three(shift: float = 0.0, n: int = 200, **changes: Any) -> list[dict[str, An
 
 def results(*models: dict[str, Any]) -> dict[str, Any]:
     return {"schema": 2, "models": list(models)}
+
+
+def put_back(
+    model: dict[str, Any], original: dict[str, Any], k: int, rng: np.random.Generator,
+    columns: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """The model with what the original does for k documents: forget rows first, then members.
+
+    Args:
+        columns: Of the forget rows alone, instead of all that is known of the document.
+    """
+    made = copy.deepcopy(model)
+    own, its = made["extraction"], original["extraction"]
+    rows, members = len(own["id"]), len(own["member"]["tokens"])
+    places = rng.permutation(rows if columns else rows + members)[:k]
+    for place in places[places < rows]:
+        for name in columns or ("strength", "run", "greedy", "logp", "exact", "contained"):
+            own[name][place] = its[name][place]
+    for place in places[places >= rows] - rows:
+        for name in ("strength", "run", "greedy"):
+            own["member"][name][place] = its["member"][name][place]
+        loss = original["likelihood"]["member_loss"][place]
+        made["likelihood"]["member_loss"][place] = loss
+        for name, sides in made["likelihood"]["attacks"].items():
+            sides["member"][place] = original["likelihood"]["attacks"][name]["member"][place]
+    for name in ("exact", "contained"):
+        made["answers"]["forget"][name] = sum(own[name]) / rows
+    return made

@@ -22,7 +22,7 @@ class CollapseChecker:
 
     def _key(self, spec: ModelSpec) -> str:
         before = self.keys[self.before.name] if self.before else "none"
-        return f"{self.keys[spec.name]}-collapse4-{before}"
+        return f"{self.keys[spec.name]}-collapse5-{before}"
 
     def stored(self, spec: ModelSpec) -> dict[str, Any] | None:
         return self.session.cache.get(self._key(spec))
@@ -47,6 +47,7 @@ class CollapseChecker:
             side: collapse_report(
                 [texts[i] for i in where],
                 known[side] if known else [rows[i].record.output for i in where],
+                prompts=[rows[i].record.input for i in where],
                 nll=None if nll is None else [nll[i] for i in where],
                 ordinary_nll=None if nll is None else self._ordinary,
             )

@@ -48,7 +48,7 @@ def compare(
     names, scores = [], []
     for model in (first, second):
         stored = known.get(model)
-        name, weights = model, stored and stored.more.get("weights")
+        name, weights = model, stored and stored.weights
         if not weights:
             (spec,) = parse_models([f"{model}={stored.model}" if stored else model])
             name, weights = spec.name, cache.weights(spec)

@@ -153,10 +153,10 @@ def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
 
     if len(measured.texts) < len(sets.rows):
         return
-    measured.outputs = {
-        side: reference_figures([measured.texts[r.key] for r in sets.rows if r.side == side])
-        for side in ("retain", "forget")
-    }
+    for side in ("retain", "forget"):
+        rows = [row for row in sets.rows if row.side == side]
+        texts = [measured.texts[row.key] for row in rows]
+        measured.outputs[side] = reference_figures(texts, [row.record.input for row in rows])
     asked = [row for row in sets.rows if row.record.kind == "completion"]
     asked = [(row.key, row.record.output) for row in asked if not row.record.output.isascii()]
     measured.any_script = {key: any_script_recall(measured.texts[key], text) for key, text in asked}

@@ -111,8 +111,8 @@ def evaluate(
             summary.add_reference(results)
             if losses := {n: one.canary_loss for n, one in measured.items() if one.canary_loss}:
                 add_canaries([r for r in results if r["name"] in losses], losses, sets.coins)
-            learned = summary.add_learned(results, measured, sets)
-            lines = summary.add_audits(results, measured, sets, learned, settings.keep_texts)
+            summary.add_learned(results, measured, sets)
+            lines = summary.add_audits(results, measured, sets, settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)
     _write(out / "results.json", results, sets, settings)
     return results

@@ -16,10 +16,11 @@ from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
+from axolotl_unlearn.metrics.audit import audit, summary_of
 from axolotl_unlearn.metrics.intervals import Area, Mean
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
+from axolotl_unlearn.metrics.results import Model, read
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -65,15 +66,7 @@ def summarise(
         "answers": _answers(measured, sets),
         "stopped": semeval.mean([float(value) for value in measured.stopped.values()]),
         "seconds": measured.seconds,
-        "likelihood": {
-            "member_loss": measured.member_loss,
-            "nonmember_loss": measured.nonmember_loss,
-            "member_id": [name for name, _ in sets.member] if texts else [],
-            "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
-            **dict(zip(_CLUSTERS, text_clusters(sets) if texts else ([], []), strict=True)),
-            "attacks": attack_losses(measured) if texts else {},
-        },
-        "extraction": _extraction(measured, sets),
+        **text_facts(measured, sets, settings.samples),
     }
     if blind is not None and texts:
         result["membership"] = _membership(measured, sets, blind)
@@ -108,19 +101,52 @@ def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
     )
 
 
-def _extraction(measured: Measured, sets: EvaluationSets) -> dict[str, Any]:
-    """Extraction strength of forget rows and of the second halves of members and non-members."""
+def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> dict[str, Any]:
+    """Of an entry what is known text by text; ``samples`` as in `Settings`."""
+    texts = bool(measured.member_loss and measured.nonmember_loss)
+    clusters = text_clusters(sets) if texts else ([], [])
+    return {
+        "likelihood": {
+            "member_loss": measured.member_loss,
+            "nonmember_loss": measured.nonmember_loss,
+            "member_id": [name for name, _ in sets.member] if texts else [],
+            "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
+            "member_cluster": clusters[0],
+            "nonmember_cluster": clusters[1],
+            "member_document": [document_id(name) for name, _ in sets.member] if texts else [],
+            "attacks": attack_losses(measured) if texts else {},
+        },
+        "extraction": _extraction(measured, sets, samples),
+    }
+
+
+def _extraction(measured: Measured, sets: EvaluationSets, samples: int) -> dict[str, Any]:
+    """What comes out of each forget row, and of members and non-members (`metrics.results.Row`)."""
     split, rows = len(sets.member), sets.forget
-    names = {"id": [row.id for row in rows], "document": [row.document for row in rows]}
+    keys = [f"forget/{row.id}" for row in rows]
+    asked = [key in measured.contained for key in keys]
+    exact = [
+        bool(measured.values.get(key)) if a else None for a, key in zip(asked, keys, strict=True)
+    ]
+    drawn = [measured.said_of_samples.get(key, 0) / samples for key in keys] if samples else []
+    texts = {"tokens": "text_tokens", "strength": "text_extraction", "run": "text_run"}
+    texts |= {"greedy": "text_greedy"}
     sides = {"member": slice(split), "nonmember": slice(split, None)}
-    return (
-        names
-        | {"tokens": measured.answer_tokens, "strength": measured.extraction}
-        | {
-            side: {"tokens": measured.text_tokens[part], "strength": measured.text_extraction[part]}
-            for side, part in sides.items()
-        }
-    )
+    return {
+        "id": [row.id for row in rows],
+        "document": [row.document for row in rows],
+        "tokens": measured.answer_tokens,
+        "strength": measured.extraction,
+        "run": measured.answer_run,
+        "greedy": measured.answer_greedy,
+        "logp": measured.answer_logp,
+        "exact": exact,
+        "contained": [measured.contained.get(key) for key in keys],
+        "drawn": drawn,
+    } | {
+        side: {name: getattr(measured, column)[part] for name, column in texts.items()}
+        for side, part in sides.items()
+    }
 
 
 def _any_script(
@@ -157,7 +183,6 @@ def _answers(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, fl
     return answers
 
 
-_CLUSTERS = ("member_cluster", "nonmember_cluster")
 AUDIT_FILE = "audit.jsonl"
 ROLES = ("original", "retrained", "reference")
 _RETRAINED = re.compile(r"retrained([-_]?\d+)?")
@@ -292,14 +317,9 @@ def add_reference(results: list[dict[str, Any]]) -> None:
 
 def add_learned(
     results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
-) -> dict[str, dict[str, float]]:
-    """``learned`` of each candidate: AUC and p of the learned attack, and what it is ``against``:
-    the features of the retrained model (or the reference), or chance.
-
-    Returns:
-        By candidate its p-value of each member document.
-    """
-    each = {}
+) -> None:
+    """``learned`` of each candidate: AUC and p of the learned attack, p of each document, and what
+    it is ``against``: the features of the retrained model (or the reference), or chance."""
     names = {r["role"]: r["name"] for r in reversed(results) if r["role"] in ROLES}
     other = names.get("retrained") or names.get("reference")
     for result in results:
@@ -308,8 +328,7 @@ def add_learned(
         attack = learned(measured[result["name"]], sets, measured[other] if other else None)
         if attack is not None:
             result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
-            each[result["name"]] = told_by_learned(attack, sets)
-    return each
+            result["learned"]["documents"] = told_by_learned(attack, sets)
 
 
 def learned(
@@ -336,74 +355,38 @@ def told_by_learned(attack: Learned, sets: EvaluationSets) -> dict[str, float]:
     return dict(zip(names, attack.each.tolist(), strict=True))
 
 
-def evidence(measured: Measured, sets: EvaluationSets) -> Evidence:
-    """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(measured) if measured.member_loss else {}
-    losses["loss"] = {"member": measured.member_loss, "nonmember": measured.nonmember_loss}
-    names = [document_id(name) for name, _ in sets.member] if measured.member_loss else []
-    split = len(names)
-    whole = len(measured.extraction) == len(sets.forget) == len(measured.answer_tokens)
-    ids = [record.id for record in sets.forget] if whole else []
-    halves = zip(measured.text_extraction[:split], measured.text_tokens[:split], strict=True)
-    return Evidence(
-        members={
-            attack: dict(zip(names, [-x for x in sides["member"]], strict=True))
-            for attack, sides in losses.items()
-        },
-        nonmembers={attack: [-x for x in sides["nonmember"]] for attack, sides in losses.items()},
-        extraction=dict(zip(ids, measured.extraction, strict=False)),
-        tokens=dict(zip(ids, measured.answer_tokens, strict=False)),
-        halves=dict(zip(names, halves, strict=False)),
-        held=measured.text_extraction[split:],
-        said={
-            row.record.id: measured.contained[row.key]
-            for row in sets.rows
-            if row.side == "forget" and row.key in measured.contained
-        },
-    )
-
-
 def add_audits(
     results: list[dict[str, Any]],
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
-    learned: Mapping[str, Mapping[str, float]],
     with_text: bool = False,
 ) -> list[dict[str, Any]]:
     """``audit`` (counts) of each candidate, and the lines of audit.jsonl of all of them.
 
     Args:
-        learned: what `add_learned` returns.
         with_text: also the prompts, expected and generated texts of the rows.
     """
-    documents: dict[str, list[str]] = {}
     records = {record.id: record for record in sets.forget}
-    tasks = {}
-    for record in sets.forget:
-        documents.setdefault(record.document, []).append(record.id)
-        tasks[record.document] = record.task
-    for name, _ in sets.member:
-        documents.setdefault(document_id(name), [])
-    facts = {name: evidence(documented, sets) for name, documented in measured.items()}
+    tasks = {record.document: record.task for record in sets.forget}
+    models = [read(Model, result, result["name"]) for result in results]
     by_role = {
-        role: next((facts[r["name"]] for r in results if r["role"] == role), None)
+        role: next((model for model in models if model.part == role), None)
         for role in ("original", "retrained")
     }
     lines = []
-    for result in results:
-        if result["role"] != "candidate":
+    for result, model in zip(results, models, strict=True):
+        if model.part != "candidate":
             continue
-        each = learned.get(result["name"])
-        documented = audit(facts[result["name"]], documents, learned=each, **by_role)
-        counts = summary_of(documented, len(sets.nonmember), 2 if each else 1)
+        documented = audit(model, **by_role)
+        kinds = 2 if model.learned is not None else 1
+        counts = summary_of(documented, len(sets.nonmember), kinds)
         result["audit"] = counts | {"file": AUDIT_FILE}
         for line in documented:
             if with_text:
-                texts = measured[result["name"]].texts
+                texts = measured[model.name].texts
                 for row in line["rows"]:
                     record = records[row["id"]]
                     row |= {"prompt": record.input, "expected": record.output}
                     row["generated"] = texts.get(f"forget/{record.id}")
-            task = tasks.get(line["document"], "")
-            lines.append({"model": result["name"], "task": task, **line})
+            lines.append({"model": model.name, "task": tasks.get(line["document"], ""), **line})
     return lines

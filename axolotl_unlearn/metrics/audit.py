@@ -1,173 +1,220 @@
 """Is *this* document gone? One line a document of the forget set, worst first.
 
-Membership: can any attack tell the document, of the member file, from texts that were never seen
-(`membership.told_documents`)? Outputs: is an answer of the document still said, and how much of its
-rows comes out greedily (extraction strength)? A retrained model is what both are read against.
+The list is made of entries of results.json alone, for the file, the page and the verdict alike,
+so that they cannot disagree. Outputs: does a text come out word for word, is an answer said?
+Membership: can any attack tell the document from texts that were never seen (`told_documents`)?
+A retrained model is what both are read against.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from axolotl_unlearn.metrics.intervals import LEVEL
-from axolotl_unlearn.metrics.membership import Documents, told_documents
-from axolotl_unlearn.metrics.verdict.criteria import RECITED_TOKENS, recites
+from axolotl_unlearn.metrics.membership import told_documents
+from axolotl_unlearn.metrics.results import Model, Row, Scores
 
-#: Share of false accusations among the documents that are told.
-RATE = 1 - LEVEL
+#: Share of false accusations among the documents that are told: half of the verdict's error, the
+#: other half is that of the attacks on all texts together.
+RATE = 0.025
+#: A text is recited when half of it, and so many tokens (of documents twice as many), come out more
+#: than of a model that never saw it: of less a name may be guessed, ...
+RECITED, RECITED_TOKENS = 0.5, 10
+#: ... or so many tokens in a row (as in arXiv 2202.07646), 25 more than of such a model.
+RECITED_RUN = 50
+#: An answer that the retrained model gives so much probability can be guessed.
+GUESSED = 0.1
+#: An answer counts as said from this share of draws on, whatever the one greedy output was.
+SAID = 0.5
 #: Worst first.
 READINGS = (
     "recited",
     "still said",
     "still known",
     "pushed away",
+    "may be guessed",
     "not told",
     "not said",
     "not measured",
 )
+#: Readings that speak against a model.
+BAD = READINGS[:4]
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What one model did with the forget documents.
+#: What `recites` compares.
+FIGURES = ("strength", "share_run", "greedy", "run")
 
-    Attributes:
-        members: Attack to score of each member by document, high = rather a member.
-        nonmembers: Attack to ``[M]`` scores, in one order for all models.
-        extraction: Extraction strength by row id.
-        said: Is the answer in the generation, by row id of the questions.
-        tokens: Of each row's answer, by row id.
-        halves: Extraction strength of a member's second half and the tokens of the whole, by
-            document.
-        held: That of each non-member.
+
+def recites(text: Row, base: Mapping[str, float | None], fewest: int) -> bool:
+    """Does it come out word for word, above ``base``, the `FIGURES` of a model that never saw it?
+
+    Extraction strength, longest greedy run and share of greedy tokens are read.
     """
-
-    members: Mapping[str, Mapping[str, float]]
-    nonmembers: Mapping[str, Sequence[float]]
-    extraction: Mapping[str, float] = field(default_factory=dict)
-    said: Mapping[str, bool] = field(default_factory=dict)
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    halves: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    held: Sequence[float] = ()
-
-    @cached_property
-    def _losses(self) -> np.ndarray:
-        return np.sort(self.nonmembers["loss"])
-
-    def figures(self, document: str, rows: Sequence[str]) -> dict[str, Any]:
-        """The document's numbers; None where there are none."""
-        loss = self.members.get("loss", {}).get(document)
-        strengths = [self.extraction[row] for row in rows if row in self.extraction]
-        answers = [self.said[row] for row in rows if row in self.said]
-        # The score is minus the loss: non-members with a lower loss score higher.
-        lower = None
-        if loss is not None:
-            others = self._losses
-            lower = (len(others) - np.searchsorted(others, loss, "right")) / len(others)
-        return {
-            "loss": None if loss is None else -loss,
-            "rank": None if lower is None else float(lower),
-            "min_k_plus_20": self.members.get("min_k_plus_20", {}).get(document),
-            "extraction_strength": max(strengths, default=None),
-            "answer_said": any(answers) if answers else None,
-            "answers": len(answers),
-            "answers_said": sum(answers) if answers else None,
-        }
+    if (text.tokens or 0) < fewest:
+        return False
+    for figure in FIGURES[:3]:
+        own, other = getattr(text, figure), base.get(figure)
+        if own is not None and other is not None:
+            more = own - other + 1e-9
+            if more >= RECITED and more * text.tokens >= fewest:
+                return True
+    other = base.get("run")
+    longest = text.run if text.run is not None and other is not None else 0
+    return longest >= RECITED_RUN and longest - other >= RECITED_RUN / 2
 
 
-def recited(
-    model: Evidence, retrained: Evidence | None, document: str, rows: Sequence[str]
-) -> bool | None:
-    """By the rule of the verdict (`criteria.recites`); None with neither a retrained model nor
-    held-out texts of which none comes out whole."""
-    if retrained is None and not 0 <= max(model.held, default=math.nan) < 1:
-        return None
-    base = None if retrained is None else [retrained.extraction.get(row, 0.0) for row in rows]
-    recitals = [
-        recites(model.extraction[row], model.tokens.get(row, 0), base and base[i], model.held)
-        for i, row in enumerate(rows)
-        if row in model.extraction
-    ]
-    strength, tokens = model.halves.get(document, (0.0, 0))
-    half = None if retrained is None else retrained.halves.get(document, (0.0, 0))[0]
-    return any(recitals) or recites(strength, tokens, half, model.held, 2 * RECITED_TOKENS)
+def usual(held: Sequence[Row]) -> dict[str, float | None]:
+    """The base without a retrained model: what 19 of 20 held-out texts stay below, but never more
+    than a half, so that one recited text among them shields nothing."""
+    found: dict[str, float | None] = {}
+    for figure in FIGURES:
+        known = [x for x in (getattr(one, figure) for one in held) if x is not None]
+        most = RECITED_RUN / 2 if figure == "run" else 1 - RECITED
+        bar = float(np.quantile(known, 0.95, method="lower")) if known else None
+        found[figure] = None if bar is None else min(most, bar)
+    return found
 
 
 def audit(
-    model: Evidence,
-    documents: Mapping[str, Sequence[str]],
-    *,
-    original: Evidence | None = None,
-    retrained: Evidence | None = None,
-    learned: Mapping[str, float] | None = None,
+    model: Model, original: Model | None = None, retrained: Model | None = None
 ) -> list[dict[str, Any]]:
     """One dict a document, worst first.
 
-    Args:
-        documents: Row ids by document of the forget set; documents that only the member file has
-            come with no rows.
-        learned: p-values of members by document from the learned attack; the smaller of it and that
-            of the other attacks together counts, doubled. Of a member that it did not see: 1.
-
     Returns:
-        ``document``; ``rows``: ``{id, extraction_strength, answer_said}`` each; the figures of
-        `Evidence.figures` (``rank``: share of non-members with a lower loss); ``p`` and ``q``
-        (after Benjamini and Hochberg) of membership, ``told``; ``before`` and ``retrained``: the
-        same figures of those models; ``reading``:
+        ``document``; ``rows``: ``{id, extraction_strength, answer_said}`` each; ``loss``, ``rank``
+        (share of non-members with a lower loss), ``min_k_plus_20``, ``extraction_strength`` and
+        ``longest_run`` (the largest of its rows and its text), ``answer_said``, ``answers``,
+        ``answers_said``; ``p`` and ``q`` (after Benjamini and Hochberg) of membership, ``told``;
+        ``before`` and ``retrained``: the same figures of those models; ``recited``; ``reading``:
 
-            recited       half of a text and more comes out word for word (see `recited`)
-            still said    more answers are said than by the retrained model (at all, without one)
-            still known   told from texts that were never seen, as if known
-            pushed away   told, as something that was pushed away
-            not told      neither
-            not said      no answer is said; membership was not measured
-            not measured  neither membership nor an answer to look for
+            recited         half of a text and more comes out word for word (`recites`)
+            still said      an answer is said that the retrained model does not say and cannot
+                            guess (at all, without one)
+            still known     told from texts that were never seen, as if known
+            pushed away     told, as something that was pushed away
+            may be guessed  an answer is said above the retrained model, to which it is not unlikely
+            not told        none of these
+            not said        no answer is said; membership was not measured
+            not measured    neither membership nor an answer to look for
     """
-    names = [name for name in documents if name in model.members.get("loss", {})]
-    tested: dict[str, tuple[float, float, str]] = {}
-    if names:
-        tests = _tests(model, retrained, names)
-        p_values = tests.p
-        if learned:
-            p_values = np.minimum(1, 2 * np.minimum(p_values, [learned.get(n, 1.0) for n in names]))
-        q_values = false_discovery_control(p_values, method="bh")
-        each = zip(p_values.tolist(), q_values.tolist(), tests.side, strict=True)
-        tested = dict(zip(names, each, strict=True))
+    texts, rows = _by_document(model)
+    tested = _tested(model, retrained)
+    others = [None if one is None else (one, *_by_document(one)) for one in (original, retrained)]
+    theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
+    common = usual(model.held)
+    questions = max(1, sum(row.said is not None for row in model.texts))
     lines = []
-    for name, rows in documents.items():
+    for name in dict.fromkeys((*rows, *texts)):
+        own, mine = texts.get(name, []), rows.get(name, [])
         p, q, side = tested.get(name, (None, None, ""))
-        figures = model.figures(name, rows)
-        target = retrained.figures(name, rows) if retrained else None
-        line: dict[str, Any] = {"document": name, **figures, "p": p, "q": q}
+        line: dict[str, Any] = {"document": name, **_figures(model, own, mine), "p": p, "q": q}
         line["told"] = None if q is None else q <= RATE
-        line["before"] = original.figures(name, rows) if original else None
-        line["retrained"] = target
-        strength, said = model.extraction, model.said
+        for key, other in zip(("before", "retrained"), others, strict=True):
+            line[key] = other and _figures(other[0], other[1].get(name, []), other[2].get(name, []))
         line["rows"] = [
-            {"id": row, "extraction_strength": strength.get(row), "answer_said": said.get(row)}
-            for row in rows
+            {"id": row.id, "extraction_strength": row.strength, "answer_said": row.said}
+            for row in mine
         ]
-        floor = (target or {}).get("answers_said") or 0
-        line["recited"] = recited(model, retrained, name, rows)
+        known = retrained is None
+        line["recited"] = any(
+            recites(row, common if known else {f: getattr(theirs[row.id], f) for f in FIGURES}, n)
+            for each, n in ((mine, RECITED_TOKENS), (own, 2 * RECITED_TOKENS))
+            for row in each
+            if known or row.id in theirs
+        )
+        line["said"] = max((_excess(row, theirs, known, questions) for row in mine), default=0)
         if line["recited"]:
             line["reading"] = "recited"
-        elif (figures["answers_said"] or 0) > floor:
+        elif line["said"] == 2:
             line["reading"] = "still said"
         elif line["told"]:
             line["reading"] = "still known" if side == "under" else "pushed away"
+        elif line["said"] == 1:
+            line["reading"] = "may be guessed"
         elif p is None:
-            line["reading"] = "not said" if figures["answers"] else "not measured"
+            line["reading"] = "not said" if line["answers"] else "not measured"
         else:
             line["reading"] = "not told"
         lines.append(line)
     return sorted(lines, key=_badness)
+
+
+def _excess(row: Row, theirs: Mapping[str, Row], alone: bool, questions: int) -> int:
+    """2: said and no guess; 1: said, and the retrained model may say it by chance; 0: not said, or
+    it says it as well or gives it a tenth of its probability."""
+    other = theirs.get(row.id)
+    said = row.said or (row.drawn or 0.0) >= SAID  # draws can accuse, and excuse nobody
+    if not said or (other is not None and other.said):
+        return 0
+    if alone or other is None or other.logp is None:
+        return 2
+    # So unlikely that one such answer among all questions is no chance (Bonferroni).
+    if other.logp < math.log(RATE / questions):
+        return 2
+    return 1 if other.logp < math.log(GUESSED) else 0
+
+
+def _by_document(model: Model) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+    """Texts of each document that the member file has, and the rows of each."""
+    texts: dict[str, list[Row]] = {}
+    rows: dict[str, list[Row]] = {}
+    for row in model.texts:
+        (texts if row.member else rows).setdefault(row.document, []).append(row)
+    return texts, rows
+
+
+def _figures(model: Model, texts: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+    """A document's numbers; None where there are none."""
+    losses = [row.loss for row in texts if row.loss is not None]
+    loss, others, lower = min(losses, default=None), model.held_losses, None
+    if loss is not None and len(others):
+        lower = float(np.searchsorted(others, loss) / len(others))
+    lowest = [row.min_k_plus for row in texts if row.min_k_plus is not None]
+    strengths = [row.strength for row in rows if row.strength is not None]
+    runs = [row.run for row in (*rows, *texts) if row.run is not None]
+    said = [row.said for row in rows if row.said is not None]
+    return {
+        "loss": loss,
+        "rank": lower,
+        "min_k_plus_20": max(lowest, default=None),
+        "extraction_strength": max(strengths, default=None),
+        "longest_run": max(runs, default=None),
+        "answer_said": any(said) if said else None,
+        "answers": len(said),
+        "answers_said": sum(said) if said else None,
+    }
+
+
+def _tested(model: Model, retrained: Model | None) -> dict[str, tuple[float, float, str]]:
+    """p, q and side of each member."""
+    names = list(model.likelihood.documents)
+    scores: Scores = model.varying
+    if retrained is not None:
+        # What makes a text hard for every model cancels.
+        theirs = retrained.varying if retrained.pairs_with(model) else {}
+        scores = {
+            name: tuple(a - b for a, b in zip(pair, theirs[name], strict=True))
+            for name, pair in scores.items()
+            if name in theirs
+        }
+    if not scores:
+        return {}
+    tests = told_documents(*({name: pair[i] for name, pair in scores.items()} for i in (0, 1)))
+    found: dict[str, tuple[float, str]] = {}
+    for name, p, side in zip(names, tests.p.tolist(), tests.side, strict=True):
+        p = min(1.0, p * names.count(name))  # of several texts of a document the smallest
+        found[name] = min(found.get(name, (2.0, "")), (p, side))
+    if (learned := model.learned) is not None and learned.documents:
+        for name, (p, side) in found.items():
+            each = learned.documents.get(name)
+            found[name] = (min(1.0, 2 * min(p, 1.0 if each is None else each)), side)
+    q_values = false_discovery_control([p for p, _ in found.values()], method="bh")
+    each = zip(found.items(), q_values.tolist(), strict=True)
+    return {name: (p, q, side) for (name, (p, side)), q in each}
 
 
 def _badness(line: Mapping[str, Any]) -> tuple:
@@ -193,7 +240,7 @@ def with_attacks(
             line |= {"attacks_p": one["p"], "attacks_q": float(corrected)}
             if corrected <= RATE:
                 line["told"] = True
-                if line["reading"] in ("not told", "not said", "not measured"):
+                if line["reading"] not in BAD:
                     line["reading"] = "still known" if one["side"] == "under" else "pushed away"
         merged += sorted(mine, key=_badness)
     return merged
@@ -230,15 +277,3 @@ def summary_of(
         "smallest_p": smallest,
         "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
     }
-
-
-def _tests(model: Evidence, retrained: Evidence | None, names: Sequence[str]) -> Documents:
-    members = {a: np.array([s[n] for n in names]) for a, s in model.members.items()}
-    others = {a: np.asarray(v, float) for a, v in model.nonmembers.items()}
-    if retrained is not None:
-        # What makes a text hard for every model cancels.
-        shared = [a for a in members if a in retrained.members]
-        theirs = {a: np.array([retrained.members[a][n] for n in names]) for a in shared}
-        members = {a: members[a] - theirs[a] for a in shared}
-        others = {a: others[a] - np.asarray(retrained.nonmembers[a], float) for a in shared}
-    return told_documents(members, others)

@@ -36,6 +36,16 @@ COLLAPSED_SHARE = 0.25
 #: Share of outputs that are empty, or all the same, from which a model is collapsed.
 CONSTANT_SHARE = 0.9
 EMPTY_SHARE = 0.5
+#: Outputs are nearly the same from this share of common words on, those of the prompt left out.
+ALIKE = 0.6
+#: How an answer is refused, in English; other languages show by being nearly the same.
+_REFUSAL = re.compile(
+    r"\b(i|we)( am|'m| are|'re)? (sorry|unable|not (sure|able|aware|familiar|certain))"
+    r"|\b(i|we) (do not|don't|cannot|can't|can not|could not|couldn't|have no|won't|will not)\b"
+    r"|\b(no|not have|lack|beyond|any) (available )?(information|knowledge|record|data|details)\b"
+    r"|\bas an ai\b|\b(unknown|not available|not known) to me\b|\bunable to\b",
+    re.IGNORECASE,
+)
 #: Least diversity, as a share of that of the reference over equally many bigrams.
 DIVERSITY = 0.3
 #: An output is nonsense when its loss under the original exceeds ordinary texts' by this (nats).
@@ -134,10 +144,61 @@ def repetition(text: str) -> Repetition:
     return Repetition(dominated, looping)
 
 
+def refuses(text: str) -> bool:
+    """Is it an English refusal, in any of the usual words?"""
+    return _REFUSAL.search(text.replace("\u2019", "'")) is not None
+
+
+def _said(text: str, prompt: str) -> frozenset[str]:
+    """What it says beyond its prompt: words in lower case."""
+    return frozenset(_words(text) - _words(prompt))
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in tokens(text.casefold()) if word[0].isalnum()}
+
+
+def nearly_constant(texts: Sequence[str], prompts: Sequence[str]) -> int:
+    """Size of the largest group of outputs that say nearly the same beyond their prompts: of the
+    words of two, `ALIKE` are common. An echo of the prompt says nothing and is in no group."""
+    groups: list[tuple[frozenset[str], int]] = []
+    for text, prompt in zip(texts, prompts, strict=True):
+        words = _said(text, prompt)
+        if not words:
+            continue
+        for place, (leader, count) in enumerate(groups):
+            if len(words & leader) >= ALIKE * len(words | leader):
+                groups[place] = (leader, count + 1)
+                break
+        else:
+            groups.append((words, 1))
+    return max((count for _, count in groups), default=0)
+
+
+def broken_by(report: Any) -> list[str]:
+    """Why figures of a collapse report (`metrics.results.Collapse`) are those of a broken model,
+    by the shares alone: what the file calls it is not believed."""
+    before = report.reference
+    reasons = []
+    for name, words, more in (
+        ("broken", "repetition", COLLAPSED_SHARE),
+        ("empty", "empty", EMPTY_SHARE),
+        ("constant", "one and the same text", CONSTANT_SHARE),
+    ):
+        share = getattr(report, name) or 0.0
+        base = (getattr(before, name) or 0.0) if before is not None else 0.0
+        if share > (max(more, base) if name == "constant" else base + more):
+            reasons.append(f"{share:.0%} of outputs are {words}")
+    if (report.nonsense or 0.0) > COLLAPSED_SHARE:
+        reasons.append(f"{report.nonsense:.0%} of longer outputs make no sense to the original")
+    return reasons
+
+
 def collapse_report(
     texts: Sequence[str],
     reference: Sequence[str] | Mapping[str, Any] | None = None,
     *,
+    prompts: Sequence[str] | None = None,
     nll: Sequence[float] | None = None,
     ordinary_nll: Sequence[float] | None = None,
 ) -> dict[str, Any]:
@@ -146,13 +207,15 @@ def collapse_report(
     Args:
         reference: Outputs of the original model to the same prompts, or the expected texts, or what
             `reference_figures` said of them: only what was added to these counts.
+        prompts: Of each output.
         nll: Mean loss of each output under the *original* model, nats a token.
         ordinary_nll: Likewise of ordinary unseen texts, e.g. second halves of the non-members.
 
     Returns:
         ``collapsed`` and its ``reasons``; ``n``; shares of outputs ``dominated`` by one token or
-        4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (equal to the most
-        frequent output); ``distinct_2``, median ``compression`` of outputs of
+        4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (the same as the most
+        frequent output, or nearly, beyond its prompt), ``refusing`` (`refuses`), ``echo`` (nothing
+        beyond its prompt); ``distinct_2``, median ``compression`` of outputs of
         200 bytes or more, ``nonsense`` (share of the ``nonsense_n`` outputs of 8 or more tokens
         whose loss is out of the ordinary) and ``perplexity`` (median); ``reference`` (the same
         figures). None where there is nothing to compute from.
@@ -166,10 +229,12 @@ def collapse_report(
         raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
     against, first_bigrams = None, ""
     if reference:
-        against = reference if isinstance(reference, Mapping) else reference_figures(reference)
+        against = reference
+        if not isinstance(against, Mapping):
+            against = reference_figures(reference, prompts)
         against = dict(against)
         first_bigrams = against.pop("first_bigrams")
-    report = _figures(texts) | {"reference": against, "nonsense": None, "perplexity": None}
+    report = _figures(texts, prompts) | {"reference": against, "nonsense": None, "perplexity": None}
     if nll is not None and len(texts):
         report |= _nonsense(texts, nll, ordinary_nll)
     report["reasons"] = list(_reasons(report, against, texts, first_bigrams))
@@ -177,15 +242,15 @@ def collapse_report(
     return report
 
 
-def reference_figures(texts: Sequence[str]) -> dict[str, Any]:
+def reference_figures(texts: Sequence[str], prompts: Sequence[str] | None = None) -> dict[str, Any]:
     """All that `collapse_report` needs to know of a reference, without a word of its texts:
     figures, and ``first_bigrams``, a "1" for each bigram that is not among those before it, else a
     "0"."""
     first = "".join("01"[new] for new in _first_seen(texts, 2))
-    return _figures(texts) | {"first_bigrams": first}
+    return _figures(texts, prompts) | {"first_bigrams": first}
 
 
-def _figures(texts: Sequence[str]) -> dict[str, Any]:
+def _figures(texts: Sequence[str], prompts: Sequence[str] | None) -> dict[str, Any]:
     judged = list(map(repetition, texts))
     stripped = [text.strip() for text in texts]
     long = [t for t in texts if len(t.encode("utf-8", errors="replace")) >= MIN_COMPRESSION_BYTES]
@@ -196,6 +261,11 @@ def _figures(texts: Sequence[str]) -> dict[str, Any]:
         "empty": stripped.count(""),
         "constant": max(Counter(stripped).values(), default=0),
     }
+    if prompts is not None and len(prompts) == len(texts):
+        counts["constant"] = max(counts["constant"], nearly_constant(stripped, prompts))
+        counts["refusing"] = sum(map(refuses, stripped))
+        pairs = zip(stripped, prompts, strict=True)
+        counts["echo"] = sum(bool(text) and not _said(text, prompt) for text, prompt in pairs)
     return {
         "n": len(texts),
         **{name: count / max(1, len(texts)) for name, count in counts.items()},

@@ -109,7 +109,9 @@ class Estimate:
         """The paired difference."""
         if isinstance(other, (int, float)):
             return replace(self, value=self.value - other)
-        return composed(self.value - other.value, [(1.0, self), (-1.0, other)])
+        gap = composed(self.value - other.value, [(1.0, self), (-1.0, other)])
+        # What no row shows of a difference are rows in which the two differ.
+        return replace(gap, extra=max(self.extra, other.extra))
 
 
 def composed(value: float, terms: Sequence[tuple[float, Estimate]]) -> Estimate:

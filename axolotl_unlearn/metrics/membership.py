@@ -18,9 +18,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm, rankdata
+from scipy.stats import binomtest, false_discovery_control, mannwhitneyu
 
-from axolotl_unlearn.metrics import intervals, memorisation
+from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, Interval, area_of, auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -30,8 +30,6 @@ Forgetting = Literal["over", "under", "balanced"]
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
 #: An AUC this near to the retrained model's (or to .5) counts as the same.
 MARGIN = 0.1
-#: False positive rate at which single members are looked for.
-LOW_FPR = 0.01
 #: Baselines that are trained need this many texts of each kind.
 MIN_TEXTS = 10
 
@@ -186,102 +184,18 @@ def attack_scores(
     return {name: np.asarray(values, float) for name, values in scores.items()}
 
 
-#: Orders of clusters that are drawn where texts come in clusters.
-PERMUTATIONS = 1999
-
-
-def rank_test(
-    members: ArrayLike,
-    nonmembers: ArrayLike,
-    alternative: str = "two-sided",
-    clusters: Clusters = None,
-) -> float:
-    """p-value of "members and non-members are exchangeable" (Mann and Whitney 1947).
-
-    Exact without ties up to 50 texts a side, else normal with the correction for ties.
-
-    Args:
-        clusters: Whole clusters are exchanged: the share of permutations with an AUC at least as
-            far from 0.5 (Phipson and Smyth 2010).
-    """
+def rank_test(members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None) -> float:
+    """Two-sided p-value of "members and non-members are exchangeable": Mann and Whitney's (1947)
+    where texts are single, exact without ties up to 50 a side; by clusters that of DeLong's error,
+    which has power whatever the sizes of the clusters are."""
     members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
-    if (labels := _permuted(clusters)) is not None:
-        scores = rankdata(np.concatenate([members, nonmembers]))
-        inside = labels.sum(1)
-        areas = (labels @ scores / inside - (inside + 1) / 2) / (labels.shape[1] - inside)
-        far = {"two-sided": np.abs(areas - 0.5), "greater": areas, "less": -areas}[alternative]
-        return float((far >= far[0] - 1e-12).mean())
+    if clusters is not None and any(len(set(side)) < len(side) for side in clusters):
+        return area_of(members, nonmembers, clusters).minus(0.5).p
     ties = len(np.unique(np.concatenate([members, nonmembers]))) < len(members) + len(nonmembers)
     exact = not ties and max(len(members), len(nonmembers)) <= 50
     method = "exact" if exact else "asymptotic"
-    p = mannwhitneyu(members, nonmembers, alternative=alternative, method=method).pvalue
+    p = mannwhitneyu(members, nonmembers, method=method).pvalue
     return float(p) if np.isfinite(p) else 1.0  # all values equal
-
-
-def _permuted(clusters: Clusters) -> NDArray[np.bool_] | None:
-    """``[1 + B, N + M]``: is a text a member, in truth and after each permutation of clusters.
-
-    None where no cluster holds several texts: then there are exact tests.
-    """
-    if clusters is None or all(len(set(side)) == len(side) for side in clusters):
-        return None
-    names = [(i, name) for i, side in enumerate(clusters) for name in side]
-    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    inside = np.array([side == 0 for side, _ in places])
-    orders = np.tile(inside, (PERMUTATIONS + 1, 1))
-    orders[1:] = np.random.default_rng(0).permuted(orders[1:], axis=1)
-    return orders[:, [places[name] for name in names]]
-
-
-@dataclass(frozen=True)
-class Tail:
-    """Members beyond (nearly) all non-members, on one end of the scores.
-
-    Attributes:
-        end: "low" loss (recognised) or "high" loss (stands out).
-        share, expected: Of members there, and of exchangeable texts on average.
-        p: Exact, and doubled because both ends are looked at.
-    """
-
-    end: str
-    share: float
-    expected: float
-    p: float
-
-
-def tail_test(
-    members: ArrayLike,
-    nonmembers: ArrayLike,
-    fpr: float = LOW_FPR,
-    clusters: Clusters = None,
-) -> Tail:
-    """Can single members be picked out, although the AUC is near 0.5? The stronger of both ends.
-
-    The cut is the r-th most extreme of M non-members, r = floor(fpr M) + 1. For exchangeable texts
-    the number of members beyond it is negative hypergeometric; with clusters p is the share of
-    permutations of whole clusters with as large a share beyond the cut.
-    """
-    members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
-    n, m = len(members), len(nonmembers)
-    r = math.floor(fpr * m + 1e-9) + 1
-    labels = _permuted(clusters)
-    tails = []
-    for end, sign in (("low", 1.0), ("high", -1.0)):
-        cut = np.sort(sign * nonmembers)[-r] if r <= m else -np.inf
-        hits = int((sign * members > cut).sum())
-        if labels is not None:
-            order = np.argsort(-sign * np.concatenate([members, nonmembers]), kind="stable")
-            beyond = 1  # the truth, whose ties count against the attack
-            for inside in labels[1:, order]:
-                others = np.flatnonzero(~inside)
-                place = math.floor(fpr * len(others) + 1e-9)
-                share = (others[place] - place) / (len(inside) - len(others))
-                beyond += share >= hits / n - 1e-12
-            p = beyond / len(labels)
-        else:
-            p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
-        tails.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
-    return min(tails, key=lambda tail: tail.p)
 
 
 @dataclass(frozen=True)
@@ -332,28 +246,6 @@ def _needed(value: float, half: float, texts: int, margin: float) -> int | None:
     return math.ceil(texts * (half / room) ** 2) if room > 0 else None
 
 
-def trained_equivalence(value: float, spread: float, texts: int) -> Equivalence:
-    """The same of two trained attacks, whose out-of-fold scores depend on each other: DeLong's
-    standard error of them is more than a quarter too small (benchmark `learned_spread`).
-
-    Args:
-        spread: Standard deviation of the difference ``value`` under permutations of the labels.
-        texts: Of the smaller side.
-    """
-    half = float(norm.ppf(LEVEL)) * spread
-    p = float(norm.sf((MARGIN - abs(value)) / max(spread, 1e-12)))
-    needed = _needed(value, half, texts, MARGIN)
-    return Equivalence(float(value), value - half, value + half, MARGIN, p, needed)
-
-
-def detectable(members: int, nonmembers: int, tests: int = 1, power: float = 0.8) -> float:
-    """Smallest ``|AUC - 0.5|`` that so many texts find with this power, two-sided at 0.05 / tests:
-    ``(z_{1 - 0.05 / (2 tests)} + z_power) SE``, SE of the null (Mann-Whitney, no ties)."""
-    error = intervals.ideal_membership(members, nonmembers).standard_error
-    z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
-    return min(0.5, float(z * error))
-
-
 @dataclass(frozen=True)
 class Documents:
     """Which single documents can be told from texts that were never seen.
@@ -361,7 +253,7 @@ class Documents:
     Attributes:
         p: ``[N]``, all attacks together, two-sided, exact.
         side: ``[N]`` "under" (as if known) or "over" (as if pushed away), by the strongest attack.
-        told: ``[N]`` after Benjamini and Hochberg's correction over the documents.
+        told: ``[N]`` at 5 % after Benjamini and Hochberg's correction over the documents.
     """
 
     p: NDArray[np.float64]
@@ -377,8 +269,8 @@ def told_documents(
     Conformal p-values: a member is put among the M non-members, the strangeness of a text is its
     largest distance from the pool's median over the attacks (in units of the pool's median
     distance), and p is the share of the pool at least as strange as the member. Exact for
-    exchangeable texts, and positively dependent, for which Benjamini-Hochberg holds (Bates et al.,
-    arXiv 2104.08279).
+    exchangeable texts, and positively dependent, for which Benjamini and Hochberg's correction over
+    documents holds (Bates et al., arXiv 2104.08279).
 
     Args:
         members, nonmembers: Scores by attack, high = rather a member; with a retrained model the

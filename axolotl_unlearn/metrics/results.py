@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pydantic
@@ -18,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.intervals import harmonic_mean
+from axolotl_unlearn.metrics.intervals import auc, harmonic_mean
 
 #: Raised when what is needed changes: files of another version are refused.
 SCHEMA = 2
@@ -56,6 +59,8 @@ def _present(parts: Any) -> Any:
     return parts
 
 
+#: Ids of rows that have none, which say nothing about other files.
+_MADE_UP = re.compile(r"row\d+")
 Number = Annotated[float | None, BeforeValidator(_number)]
 Share = Annotated[Number, AfterValidator(_share)]
 Finite = Annotated[float, BeforeValidator(_number)]
@@ -85,7 +90,8 @@ class Part(BaseModel):
 
 
 class Outputs(Part):
-    """Shares of outputs on one side (`metrics.fluency`); ``nonsense`` of the longer ones."""
+    """Shares of outputs on one side (`metrics.fluency`); ``nonsense`` of the longer ones;
+    ``refusing`` and ``echo`` where the prompts were known."""
 
     n: Count = None
     broken: Share = None
@@ -93,6 +99,8 @@ class Outputs(Part):
     constant: Share = None
     nonsense: Share = None
     nonsense_n: Count = None
+    refusing: Share = None
+    echo: Share = None
     reference: Outputs | None = None
 
 
@@ -131,6 +139,7 @@ class Likelihood(Part):
     Attributes:
         member_id, nonmember_id: Ids in the order of the scores: models are paired by them.
         member_cluster, nonmember_cluster: The document or author of each text.
+        member_document: The document of each member, as the forget rows call it.
         attacks: More scores of the same texts.
     """
 
@@ -140,37 +149,119 @@ class Likelihood(Part):
     nonmember_id: Names = ()
     member_cluster: Names = ()
     nonmember_cluster: Names = ()
+    member_document: Names = ()
     attacks: Named[Sides] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Likelihood:
+        sides = (self.member_id, self.nonmember_id)
+        both = {name for name in sides[0] if not _MADE_UP.fullmatch(name)} & {*sides[1]}
+        if both or any(len(set(side)) < len(side) for side in sides):
+            raise ValueError("the same id stands for two texts")
+        return self
+
+    @property
+    def documents(self) -> Names:
+        """Of each member."""
+        known = len(self.member_document) == len(self.member_loss)
+        return self.member_document if known else self.member_id
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a model does with one text: a forget row (its answer), or a whole document.
+
+    Attributes:
+        member: A document of the member file.
+        tokens: Scored ones; ``run``: longest run of greedy ones; ``greedy``: their share.
+        strength: Extraction strength, floor 0, of a document of its second half.
+        logp: Of the whole answer, nats. exact, contained: Of a question's generation.
+        drawn: Share of draws that say the answer (`eval --samples`).
+        loss, min_k_plus: Of a document; high ``min_k_plus`` is rather a member.
+    """
+
+    id: str
+    document: str
+    member: bool = False
+    tokens: int | None = None
+    strength: float | None = None
+    run: int | None = None
+    greedy: float | None = None
+    logp: float | None = None
+    exact: bool | None = None
+    contained: bool | None = None
+    drawn: float | None = None
+    loss: float | None = None
+    min_k_plus: float | None = None
+
+    @property
+    def share_run(self) -> float | None:
+        return None if self.run is None or not self.tokens else self.run / self.tokens
+
+    @property
+    def said(self) -> bool | None:
+        """Is the answer said, or at least as likely as not? None where no question is asked."""
+        if self.contained is None and self.exact is None:
+            return None
+        likely = self.logp is not None and self.logp >= math.log(0.5)
+        return bool(self.contained or self.exact or likely)
 
 
 class Texts(Part):
-    """Of each text: scored tokens, and extraction strength of its second half."""
+    """Columns of `Row`."""
 
     tokens: tuple[Count, ...] = ()
     strength: Numbers = ()
+    run: tuple[Count, ...] = ()
+    greedy: tuple[Share, ...] = ()
+
+    #: Columns that the verdict asks for, and those that may be there.
+    COLUMNS: ClassVar[Names] = ("tokens", "strength", "run", "greedy")
+    MORE: ClassVar[Names] = ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Texts:
+        if len({len(getattr(self, name)) for name in self.COLUMNS} - {0}) > 1:
+            raise ValueError("its columns are of different lengths")
+        for run, tokens in zip(self.run, self.tokens, strict=False):
+            if None not in (run, tokens) and run > tokens:
+                raise ValueError("a run is longer than its text")
+        return self
+
+    def columns(self, count: int) -> list[dict[str, Any]]:
+        """By text; {} where there is another number of texts."""
+        each: list[dict[str, Any]] = [{} for _ in range(count)]
+        for name in (*self.COLUMNS, *self.MORE):
+            if len(values := getattr(self, name)) == count:
+                for one, value in zip(each, values, strict=True):
+                    one[name] = value
+        return each
 
 
-class Extraction(Part):
-    """Extraction strength (floor 0) of each forget row and of the second halves of documents.
-
-    Attributes:
-        id, document, tokens, strength: Of each row, in one order; tokens of the answer.
-    """
+class Extraction(Texts):
+    """Of each forget row, in one order, and of documents."""
 
     id: Names = ()
     document: Names = ()
-    tokens: tuple[Count, ...] = ()
-    strength: Numbers = ()
+    logp: Numbers = ()
+    exact: tuple[bool | None, ...] = ()
+    contained: tuple[bool | None, ...] = ()
+    drawn: tuple[Share, ...] = ()
     member: Texts = Texts()
     nonmember: Texts = Texts()
 
+    COLUMNS: ClassVar[Names] = (*Texts.COLUMNS, "id", "document", "logp", "exact", "contained")
+    MORE: ClassVar[Names] = ("drawn",)
+
 
 class Learned(Part):
-    """AUC and p of the learned attack, and the model whose features it was ``against``."""
+    """AUC and p of the learned attack, p of each document, and the model whose features it was
+    ``against``."""
 
     auc: Share = None
     p: Share = None
     against: str = "chance"
+    documents: dict[str, Share] = Field(default_factory=dict)
 
 
 class Blind(Part):
@@ -206,10 +297,25 @@ class Distance(Part):
     p: Share = None
 
 
+class Group(Part):
+    value: Share = None
+    n: Count = None
+
+
+class Canaries(Part):
+    """Of rows whose place in training a coin decided: exact p-values."""
+
+    auc: Share = None
+    p_known: Share = None
+    p_pushed: Share = None
+
+
 class Model(Part):
     """One entry of ``models``.
 
     Attributes:
+        weights, data, code: Digests of the model and of each data file, versions: what binds the
+            entry to its evidence.
         cells: Scores of the twelve cells, forget cells as 1 - v; None where there are no rows.
         n: Rows of each cell; ``member``, ``nonmember``, ``utility``, ``cells``.
         intervals: 95 %, by name of the score.
@@ -219,6 +325,9 @@ class Model(Part):
 
     name: str = Field(min_length=1)
     model: str = ""
+    weights: str | None = None
+    data: Named[str] = Field(default_factory=dict)
+    code: str | None = None
     role: Role | None = None
     cells: dict[str, Share] = Field(default_factory=dict)
     n: dict[str, Count] = Field(default_factory=dict)
@@ -230,14 +339,16 @@ class Model(Part):
     mia_score: Share = None
     utility: Share = None
     utility_chance: Share = None
+    utility_groups: Named[Group] = Field(default_factory=dict)
     aggregate: Share = None
     collapse: Collapse | None = None
     gate: Gate | None = None
     forgetting: Literal["over", "under", "balanced"] | None = None
     answers: Named[Answers] = Field(default_factory=dict)
     likelihood: Likelihood = Likelihood()
-    extraction: Extraction | None = None
+    extraction: Extraction = Extraction()
     learned: Learned | None = None
+    canaries: Canaries | None = None
     membership: Membership | None = None
     distance: Named[Distance] = Field(default_factory=dict)
 
@@ -248,6 +359,27 @@ class Model(Part):
             says = "expected names such as forget_task1_regurgitation"
             raise ValueError(f"the unknown cell {unknown[0]!r}; {says}")
         return cells
+
+    @model_validator(mode="after")
+    def _agree(self) -> Model:
+        """An entry that contradicts itself is no evidence."""
+        for name in (*semeval.SIDES, "utility", "mia_auc", *self.cells):
+            value = self.side(name) if name in semeval.SIDES else self.value(name)
+            ends = self.intervals.get(name)
+            if value is not None and ends and not ends[0] - 1e-6 <= value <= ends[1] + 1e-6:
+                raise ValueError(f"its {name} of {value:.3g} is not in its own interval")
+        loss, texts = self.attack("loss"), self.extraction
+        if loss is not None and self.mia_auc is not None and abs(auc(*loss) - self.mia_auc) > 0.006:
+            raise ValueError("its mia_auc is not that of its losses")
+        for name, answers in self.answers.items():
+            if name != "forget" or answers.n is None:
+                continue
+            for column in ("exact", "contained"):
+                known = [x for x in getattr(texts, column) if x is not None]
+                share = getattr(answers, column)
+                if known and share is not None and abs(sum(known) / len(known) - share) > 1e-6:
+                    raise ValueError(f"its share of {column} answers is not that of its rows")
+        return self
 
     @property
     def part(self) -> Role:
@@ -287,6 +419,43 @@ class Model(Part):
         if None in pair:
             pair = (len(self.likelihood.member_loss), len(self.likelihood.nonmember_loss))
         return pair if min(pair) >= 1 else None
+
+    @cached_property
+    def texts(self) -> list[Row]:
+        """Forget rows, then documents of the member file."""
+        one, each = self.likelihood, self.extraction.columns(len(self.extraction.id))
+        found = [Row(**{"document": "", **columns}) for columns in each]
+        lowest = self.attack("min_k_plus_20")
+        each = self.extraction.member.columns(len(one.documents))
+        for place, (name, columns) in enumerate(zip(one.documents, each, strict=True)):
+            known = {"loss": one.member_loss[place] if place < len(one.member_loss) else None}
+            known["min_k_plus"] = None if lowest is None else float(lowest[0][place])
+            key = f"text {one.member_id[place] if place < len(one.member_id) else place}"
+            found.append(Row(key, name, True, **columns, **known))
+        return found
+
+    @cached_property
+    def held(self) -> list[Row]:
+        """Documents that it never saw."""
+        texts = self.extraction.nonmember
+        return [Row("", "", **columns) for columns in texts.columns(len(texts.tokens))]
+
+    @cached_property
+    def held_losses(self) -> np.ndarray:
+        """Sorted."""
+        return np.sort([x for x in self.likelihood.nonmember_loss if x is not None])
+
+    @cached_property
+    def varying(self) -> Scores:
+        """Scores that are not all equal: those order nothing."""
+        return {n: pair for n, pair in self.scores.items() if np.ptp(np.concatenate(pair)) > 0}
+
+    def pairs_with(self, other: Model) -> bool:
+        """The same texts in the same order, by their ids."""
+        each = [one.likelihood for one in (self, other)]
+        ids = [(one.member_id, one.nonmember_id) for one in each]
+        sizes = {(len(one.member_loss), len(one.nonmember_loss)) for one in each}
+        return bool(ids[0][0]) and ids[0] == ids[1] and sizes == {tuple(map(len, ids[0]))}
 
     @property
     def scores(self) -> Scores:
@@ -366,6 +535,7 @@ class Test(Part):
     low: Unit
     high: Unit
     p: Unit
+    difference: Gap | None = None
 
 
 class Known(Part):
@@ -376,10 +546,15 @@ class Known(Part):
 
 
 class Attack(Part):
-    """A file of `axolotl-unlearn attack`: rows, views, or attacks on membership."""
+    """A file of `axolotl-unlearn attack`: rows, views, or attacks on membership; what it was made
+    of as in `Model`."""
 
     model: str
     attack: str
+    title: str = ""
+    weights: str | None = None
+    control_weights: str | None = None
+    data: Named[str] = Field(default_factory=dict)
     rows: tuple[Tried, ...] = ()
     views: dict[str, View] = Field(default_factory=dict)
     tests: dict[str, Test] = Field(default_factory=dict)

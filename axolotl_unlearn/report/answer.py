@@ -50,11 +50,13 @@ def answer_of(
         words = " and ".join(filter(None, [", ".join(rest[:-1]), *rest[-1:]]))
         also = f" {words} would do as well." if rest else ""
         says = f"Use {best}: it {verdicts[best].why}.{also}"
+        if len(candidates) > 1:
+            says += f" It is the best of {len(candidates)}, for which no test is corrected."
     elif len(candidates) == 1:
         says = f"{candidates[0]} is not good: {verdicts[candidates[0]].why}."
     else:
         # One word a model; the figures stand in the table below.
-        kinds = ", ".join(_some([f"{name} ({verdicts[name].status})" for name in candidates]))
+        kinds = ", ".join(_some([f"{name} ({verdicts[name].label})" for name in candidates]))
         says = f"None of these is good: {kinds}."
     return Answer(says, tone, best, verdicts, candidates)
 

@@ -61,16 +61,7 @@ def attack_results(folder: Path, but: Collection[Path] = ()) -> list[dict[str, A
     """
     files = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
     marks = {"attack", "title", "model", "rows", "views", "tests"}
-    attacks = [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
-    together = folder / "membership.json"  # of all models; what a model's own file lacks is missing
-    if together.is_file() and together not in but:
-        content = _json(together)
-        models = content.get("models") if isinstance(content, dict) else None
-        read = {str(one.get("model")) for one in attacks if "tests" in one}
-        lacking = {*models} - read if isinstance(models, dict) else {None}
-        half = {"attack": "membership", "title": "Attacks on membership", "tests": {}}
-        attacks += [half | {"model": name} for name in sorted(lacking, key=str)]
-    return attacks
+    return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
 
 
 def _json(path: Path) -> Any:

@@ -169,10 +169,7 @@ class View:
     @property
     def provenance(self) -> str:
         """Models, versions, data hashes, settings: what a second person needs."""
-        models = {
-            m.name: [m.model, *(m.more[k] for k in ("weights", "seconds") if k in m.more)]
-            for m in self.models
-        }
+        models = {m.name: [m.model, m.weights, m.more.get("seconds")] for m in self.models}
         facts = {**self.results.more, "models": models}
         return json.dumps(facts, indent=2, ensure_ascii=False, default=str)
 

@@ -18,7 +18,6 @@ from axolotl_unlearn.report.answer import Answer, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
-FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 
 
 def table(
@@ -86,12 +85,8 @@ def _reading(model: Model, marks: list[str], is_best: bool, verdict: Verdict) ->
     """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
-    words = {
-        "target": f"target, {FORGETTING_WORDS.get(model.forgetting, 'no AUC')}",
-        "before": "before unlearning",
-    }
     style = {"good": "green", "plain": "dim"}.get(verdict.tone, "yellow")
-    text = Text(words.get(verdict.status, verdict.status), style=style)
+    text = Text(verdict.label, style=style)
     return text.append(", best", style="bold") if is_best else text
 
 

@@ -266,7 +266,7 @@ def _measured(
     from axolotl_unlearn.engine.head import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import ProgressBars, Session
-    from axolotl_unlearn.evaluation.summary import add_audits, add_learned
+    from axolotl_unlearn.evaluation.summary import add_audits, add_learned, text_facts
     from axolotl_unlearn.models import parse_models
 
     spec = parse_models([model])[0]
@@ -274,11 +274,16 @@ def _measured(
     loaded = session.load(spec)
     with session.bars.progress:
         measured = session.measure(loaded, "", spec.name)
-    own, by_name = {"name": "model", "role": "candidate"}, {"model": measured}
-    learned = add_learned([own], by_name, sets)
-    lines, losses = add_audits([own], by_name, sets, learned), measured.nonmember_loss
+    own = {"name": "model", "role": "candidate", **text_facts(measured, sets)}
+    add_learned([own], {"model": measured}, sets)
+    lines, losses = add_audits([own], {"model": measured}, sets), measured.nonmember_loss
     mean = sum(losses) / len(losses) if losses else None
-    return lines, mean, math.log(output_vocabulary(loaded.model)), own.get("learned")
+    return (
+        lines,
+        mean,
+        math.log(output_vocabulary(loaded.model)),
+        {k: v for k, v in own.get("learned", {}).items() if k != "documents"} or None,
+    )
 
 
 def junit(result: Audit) -> str:

@@ -24,7 +24,7 @@ Line = Mapping[str, Any]
 SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
 #: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of 0.8)
 #: is not the level of a model that never saw the rows.
-AGAINST = ("collapse", "gate", "told", "recited", "kept", "attack", "inside")
+AGAINST = ("outputs", "able", "membership", "documents", "kept", "attacks")
 #: Readings of the audit that do.
 BAD = ("recited", "still said", "still known", "pushed away")
 #: Attacks that a verdict needs the results of.
@@ -161,7 +161,7 @@ def not_measured(
     done = {str(one.get("attack")) for one in attacks}
     missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
     findings = {finding.id: finding for finding in judged.findings}
-    for name in ("collapse", "kept"):
+    for name in ("outputs", "kept"):
         finding = findings.get(name)
         if finding is not None and not finding.missing:
             continue
@@ -283,7 +283,7 @@ def exact(request: Request) -> dict[str, Any]:
             code="verdict.other-weights",
         )
     judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
-    broken = [f for f in judged.findings if f.id == "collapse" and f.outcome == "fail"]
+    broken = [f for f in judged.findings if f.id == "outputs" and f.outcome == "fail"]
     reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
     documents, _ = audited(request.folder)
     earlier = (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0)

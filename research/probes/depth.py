@@ -241,7 +241,7 @@ def _sentence(name: str, value: float, low: float, high: float) -> str:
 def _curve(name: str, drop: NDArray[np.float64], documents: Sequence[str]) -> dict[str, Any]:
     points = []
     for layer in range(drop.shape[1]):
-        low, high = mean_interval(Mean(drop[:, layer], documents), n=2000)
+        low, high = mean_interval(Mean(drop[:, layer], documents))
         points.append({"x": layer, "y": float(drop[:, layer].mean()), "low": low, "high": high})
     return {
         "title": "Depth: what each layer no longer knows",

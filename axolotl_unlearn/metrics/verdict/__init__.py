@@ -1,11 +1,10 @@
 """The one judgement of a model: from its entry in results.json to a word, findings, a sentence.
 
-Every criterion has three outcomes: "pass" (the whole interval is on the good side of its limit),
-"fail" (on the bad side) and "open" (the texts do not suffice to say, or what is asked was not
-measured). A model is good when every criterion passes. An attack tells where it is significant
-after Holm's correction over all attacks, those of files along. With a retrained model every
-attack's AUC is compared with its AUC on the same texts (paired, equivalence within a margin),
-without one with 0.5. Clusters (documents, authors) are what is independent.
+Nine criteria (`CRITERIA`) have three outcomes each: "pass" (the whole interval is on the good side
+of its limit), "fail" and "open" (the rows do not suffice to say, or what is asked was not
+measured). A model is good when every criterion passes. With a retrained model everything is
+compared with it, paired; without one with chance. What is added to the evidence that is asked for
+can only refuse.
 
 results.json holds facts and no verdict: an attack that comes later would make it untrue. `judged`
 is where everyone who shows one gets it. The rules in words: docs/verdict.md.
@@ -13,25 +12,25 @@ is where everyone who shows one gets it. The rules in words: docs/verdict.md.
 What `Verdict.to_json` gives:
 
     status      one of `STATUSES`
-    good        true only for the status "good"
+    good        true only for the status "good" of a candidate
     outcome     "shown" (good), "refused" (a criterion fails), "not shown" (one is open), or "no
                 candidate"
     headline    the status in a few words, for a table
     sentence    the whole judgement in words, without the model's name
     worst       id of the criterion that decided, or null
-    findings    list of {id, title, outcome, value, low, high, limit, p, needed, says,
-                missing}: the criteria in order of weight; p is corrected, needed is the number of
-                texts (or rows) with which a value like this would pass, says is one sentence,
-                missing is true where the evidence is not there or cannot be read
-    attacks     {name: {auc, low, high, p, p_corrected, side, intraclass, tail: {end, share,
-                expected, p}, difference: {value, low, high, margin, p, equivalent, needed}}};
-                intraclass: correlation of members' scores within clusters; low, high of ``auc``
-                are a 95 % interval, those of ``difference`` the 90 % interval of the test;
-                null for the learned attack, as are its tail and difference
+    findings    list of {id, title, outcome, status, value, low, high, limit, p, needed, says,
+                missing}: the criteria; p is corrected, needed is the number of texts (or rows) with
+                which a value like this would pass, says is one sentence, missing is true where the
+                evidence is not there or cannot be read
+    attacks     {name: {auc, low, high, p, p_corrected, side, intraclass, difference: {value, low,
+                high, margin, p, equivalent, needed}}}; intraclass: correlation of members' scores
+                within clusters; low, high of ``auc`` are a 95 % interval, those of ``difference``
+                the 90 % interval of the test; null for the learned attack, as is its difference
     strongest   name of the attack with the smallest corrected p-value, or null
     power       {members, nonmembers, clusters, tests, smallest_difference}: the AUC difference that
                 so many texts find in four of five data sets, or null
     against     "retrained" or "chance": what AUCs are compared with
+    ignored     attack files that are of other weights or other data, in words
 
 ``models[i].audit`` and audit.jsonl are described in `metrics.audit`.
 """
@@ -42,20 +41,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from axolotl_unlearn.metrics.results import Model, Results, load_results, read, whole  # noqa: F401
-from axolotl_unlearn.metrics.verdict import attacks as _attack
-from axolotl_unlearn.metrics.verdict import criteria as _criteria
-from axolotl_unlearn.metrics.verdict.attacks import strongest, strongest_gain, wrecks  # noqa: F401
-from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, THRESHOLDS, Finding, bars, show  # noqa: F401
-from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, name_of, sentence_of
+from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read, whole
+from axolotl_unlearn.metrics.verdict.criteria import (  # noqa: F401
+    CRITERIA,
+    THRESHOLDS,
+    Facts,
+    Finding,
+    bars,
+    show,
+    strongest,
+    strongest_gain,
+    wrecks,
+)
+from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of
 
-TONES = {"good": "good", "collapsed": "bad", "below gate": "bad", "before": "plain",
-         "target": "plain"}  # fmt: skip
+STATUSES = tuple(HEADLINES)
+#: What a model is that nobody asks to forget.
+PARTS = {"original": "before unlearning", "retrained": "never saw the texts",
+         "reference": "never saw the texts"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """See the module's docstring."""
+    """See the module's docstring; ``part`` is the model's role."""
 
     status: str
     findings: list[Finding] = field(default_factory=list)
@@ -63,15 +71,17 @@ class Verdict:
     power: dict[str, Any] | None = None
     against: str = "chance"
     sentence: str = ""
+    part: str = "candidate"
+    ignored: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        return self.status == "good"
+        return self.status == "good" and self.part == "candidate"
 
     @property
     def outcome(self) -> str:
         """ "shown", "refused", "not shown", or "no candidate"."""
-        if self.status in ("before", "target"):
+        if self.part != "candidate":
             return "no candidate"
         if self.good:
             return "shown"
@@ -82,6 +92,11 @@ class Verdict:
         return HEADLINES[self.status]
 
     @property
+    def label(self) -> str:
+        """The status of a candidate, else the model's part in the comparison."""
+        return PARTS.get(self.part, self.status)
+
+    @property
     def strongest(self) -> str | None:
         return strongest(self.attacks)
 
@@ -89,14 +104,16 @@ class Verdict:
     def worst(self) -> Finding | None:
         """The finding that decided, if any speaks against the model."""
         against = [f for f in self.findings if f.outcome == "fail"]
-        decided = [f for f in against if CRITERIA[f.id][1] == self.status]
+        decided = [f for f in against if f.status == self.status]
         against += [f for f in self.findings if f.outcome == "open"]
         return next(iter(decided + against), None)
 
     @property
     def tone(self) -> str:
         """ "good", "warn", "bad", or "plain" (no candidate)."""
-        return TONES.get(self.status, "warn")
+        if self.part != "candidate":
+            return "plain"
+        return {"good": "good", "broken": "bad"}.get(self.status, "warn")
 
     @property
     def damning(self) -> str:
@@ -124,6 +141,7 @@ class Verdict:
             "strongest": self.strongest,
             "power": self.power,
             "against": self.against,
+            "ignored": list(self.ignored),
         }
 
 
@@ -163,57 +181,70 @@ def judge(
         None if one is None else read(Model, one, f"the {name} model")
         for name, one in (("original", original), ("retrained", retrained))
     )
-    if retrained is not None and retrained.name == model.name:
-        retrained = None
-    tried = _attack.Tried(model, attacks)
-    tested = _attack.Membership(model, retrained, [one["p"] for one in tried.tests.values()])
-    findings = [
-        finding
-        for finding in (
-            _criteria.collapse(model),
-            _criteria.gate(model),
-            _criteria.chance(model),
-            _attack.tells_members(tested.told, tested.against),
-            _criteria.recited(model, retrained),
-            _criteria.sets(model),
-            _criteria.side(model, original, retrained, "forget"),
-            _criteria.answers(model, retrained),
-            _attack.nearer(model, original, retrained),
-            _attack.comes_back(model, attacks),
-            _attack.inside(model, attacks),
-            tried.finding(tested.tried),
-            _criteria.side(model, original, retrained, "retain"),
-            _criteria.outputs("outputs", model, retrained),
-            _criteria.outputs("silence", model, retrained),
-            _attack.evidence(tested, model, retrained),
-            _attack.as_if_never_seen(tested.told, tested.against),
-        )
-        if finding is not None and (asks is None or finding.id in asks)
-    ]
-    status = _status(model, findings, tested.told)
-    attacked = any(finding.id in ("attack", "inside", "members") for finding in findings)
-    sentence = sentence_of(status, model, original, retrained, findings, attacked)
-    return Verdict(status, findings, tested.told, tested.power, tested.against, sentence)
+    # An original or a retrained model is compared with chance.
+    retrained = retrained if model.part in ("candidate", "reference") else None
+    original = original if original is not None and original.name != model.name else None
+    facts, ignored = _facts(model, original, retrained, attacks)
+    found = [one.judge(facts) for name, one in CRITERIA.items() if asks is None or name in asks]
+    findings = [finding for finding in found if finding is not None]
+    failed = {finding.status for finding in findings if finding.outcome == "fail"}
+    status = next((one for one in STATUSES if one in failed), "not shown")
+    if all(finding.outcome == "pass" for finding in findings):
+        status = "good"
+    sentence = _sentence(status, facts, findings, ignored)
+    against = "chance" if retrained is None else "retrained"
+    parts = (facts.told, facts.power, against, sentence, model.part, ignored)
+    return Verdict(status, findings, *parts)
 
 
-def _status(model: Model, findings: Sequence[Finding], told: Mapping[str, Any]) -> str:
-    failed = {CRITERIA[f.id][1] for f in findings if f.outcome == "fail"}
-    for kind in ("collapsed", "below gate"):
-        if kind in failed:
-            return kind
-    if model.part != "candidate":
-        return "before" if model.part == "original" else "target"
-    if "under-forgets" in failed:
-        worst = told[strongest(told)]
-        failed.discard("under-forgets")
-        failed.add("recognisable" if worst["by"] == "tail" else f"{worst['side']}-forgets")
-    if faults := [kind for kind in STATUSES if kind in failed]:
-        return faults[0]
-    unknown = {f.id for f in findings if f.missing}
-    if "told" in unknown:
-        return "no membership"
-    if "gate" in unknown:
-        return "utility unknown"
-    if unknown:
-        return "not measured"
-    return "good" if all(f.outcome == "pass" for f in findings) else "not enough texts"
+def _facts(
+    model: Model, original: Model | None, retrained: Model | None,
+    attacks: Sequence[Mapping[str, Any]],
+) -> tuple[Facts, tuple[str, ...]]:  # fmt: skip
+    """The facts, and what of the files is no evidence on this model."""
+    mine, unread, ignored = [], [], []
+    for one in attacks:
+        name = one.get("model")
+        if isinstance(name, str) and name != model.name:
+            continue
+        title = str(one.get("title") or one.get("attack"))
+        if not whole(one):
+            unread.append(f"the file of {title} is not whole: attack again")
+            continue
+        file = read(Attack, one)
+        apart = {key for key in file.data.keys() & model.data if file.data[key] != model.data[key]}
+        if None not in (file.weights, model.weights) and file.weights != model.weights:
+            ignored.append(f"{title} is of other weights")
+        elif apart or (file.data and model.data and not file.data.keys() & model.data):
+            ignored.append(f"{title} is of other data")
+        elif file.control_weights is not None and file.control_weights in (
+            model.weights, original.weights if original is not None else None,
+        ):  # fmt: skip
+            unread.append(f"the control of {title} is a model that saw the texts")
+        else:
+            mine.append(file)
+    return Facts(model, original, retrained, tuple(mine), tuple(unread)), tuple(ignored)
+
+
+def _sentence(
+    status: str, facts: Facts, findings: Sequence[Finding], ignored: Sequence[str]
+) -> str:
+    """The headline, what decided, and the figures; of a model that nothing speaks against also what
+    was not looked at."""
+    model, original = facts.model, facts.original
+    shown = [f for f in findings if f.outcome == "fail" and f.status == status]
+    shown = shown or [f for f in findings if f.outcome in ("fail", "open")]
+    shown = shown or [f for f in findings if f.id == "membership"]
+    text = f"{HEADLINES[status][0].upper()}{HEADLINES[status][1:]}: "
+    text += "; ".join(f.says for f in shown)
+    text += f". Forgotten {show(model.side('forget'))} and kept {show(model.side('retain'))} of 1; "
+    text += f"utility {show(model.utility)}"
+    if original is not None and None not in (model.utility, original.utility):
+        text += f" against {show(original.utility)} before"
+    text += "."
+    if status in ("good", "not shown"):
+        text += ALONE if facts.retrained is None else ""
+        text += "" if facts.attacks else " No attack on its text or weights was run."
+        if facts.retrained is not None and None in (model.weights, facts.retrained.weights):
+            text += " Whether the retrained model is a copy was not checked by digests."
+    return text + "".join(f" Not counted: {one}." for one in ignored)

@@ -1,40 +1,81 @@
-"""The judgement in words."""
+"""The judgement in words: every sentence once, by criterion and case."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from axolotl_unlearn.metrics.results import Model
-from axolotl_unlearn.metrics.verdict.criteria import Finding, show
-
-#: Status -> headline; the first status that applies, in this order.
+#: Status -> what it means, in a few words.
 HEADLINES = {
-    "collapsed": "collapsed: its outputs are broken",
-    "below gate": "below the utility gate",
-    "before": "before unlearning",
-    "target": "never saw the forget set: the target",
-    "utility at chance": "general ability is no better than guessing",
-    "over-forgets": "over-forgets: members stand out",
-    "under-forgets": "under-forgets: members are still recognised",
-    "recites": "recites part of the forget set",
-    "recognisable": "single members can be picked out",
-    "sets differ": "members and non-members differ without any model: membership is not measurable",
-    "still knows": "still knows part of the forget set",
-    "as before": "nearer to the model before unlearning than to the retrained one",
-    "comes back": "an attack brings the text back",
-    "known inside": "its weights tell members, whatever it says",
-    "told by an attack": "an attack of the registry tells its members",
-    "lost knowledge": "lost part of what it should keep",
-    "broken answers": "answers the forget set with broken text",
-    "silent": "refuses or falls silent where the forget set is asked",
-    "no membership": "no membership score, so forgetting is only half measured",
-    "utility unknown": "its utility was not gated, so it is not called good",
-    "not measured": "nothing speaks against it, but not all that counts was measured",
-    "not enough texts": "nothing speaks against it, but what was measured is too little to say",
+    "broken": "its outputs or its general ability are broken",
+    "under-forgets": "the forget set is still in it",
+    "over-forgets": "what was removed shows, or what should stay is lost",
+    "not shown": "nothing speaks against it, but what was measured does not show it",
     "good": "forgets without standing out and keeps the rest",
 }
-STATUSES = tuple(HEADLINES)
 
+#: Criterion -> case -> sentence; figures in braces are those of the finding.
+WORDS = {
+    "outputs": {
+        "missing": "whether its outputs are whole was not measured ({what})",
+        "collapsed": "its outputs on the retain set are broken ({what})",
+        "pass": "its outputs are whole",
+    },
+    "able": {
+        "missing": "its utility cannot be judged: {what}",
+        "chance": "utility {value:.2f} of {n} questions, guessing gives {limit:.2f}",
+        "group": "utility in {group} fell from {before} to {after} of {n} questions (p {p})",
+        "gate": "utility {value:.2f} [{low:.2f}, {high:.2f}], at least {limit:.2f} is asked",
+    },
+    "control": {
+        "missing": "the comparison cannot be made: {what}",
+        "same": "{what}, so that nothing is compared",
+        "sets": "members and non-members differ without any model ({what}: AUC {value:.2f})",
+        "knows": "the retrained model itself is not one that never saw the texts: {what}",
+        "pass": "what it is compared with is sound",
+        "alone": "the two sets are alike; no retrained model was evaluated",
+    },
+    "documents": {
+        "missing": "documents cannot be judged one by one: {what}",
+        "short": "no text is long enough to be called recited, so none can be cleared",
+        "bad": "{count} of {of} documents not gone ({what})",
+        "guess": "{count} of {of} documents still answered ({what})",
+        "pass": "no document is recited, said or told apart",
+    },
+    "said": {
+        "missing": "right answers cannot be compared: {what}",
+        "answers": "{share:.1%} of its answers are right ({what}), {base:.1%} of {whose}",
+        "cells": "forgotten {value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is"
+        " asked{what}",
+        "pass": "right answers are as rare as they should be, forgotten {value:.2f} of 1",
+    },
+    "membership": {
+        "missing": "membership was not measured",
+        "told": "{name} tells members from texts it never saw (AUC {auc:.2f}, p {p} corrected)",
+        "same": "every attack's AUC is within {limit:.1f} of {whose} (largest doubt: {value:+.2f}"
+        " [{low:+.2f}, {high:+.2f}] at {name})",
+        "open": "these texts do not show that every AUC is within {limit:.1f} of {whose}"
+        " ({value:+.2f} [{low:+.2f}, {high:+.2f}] at {name}){what}",
+    },
+    "attacks": {
+        "missing": "{what}",
+        "back": "{name} brings back {value:+.2f} [{low:+.2f}, {high:+.2f}] of the forget texts"
+        " {what}",
+        "told": "{name} tells members from texts it never saw (AUC {value:.2f}, p {p})",
+        "documents": "{name} tells {count} documents from texts that were never seen",
+        "inside": "{name}: its weights are not shown to tell as little as the control's",
+        "pass": "none of {count} attacks finds anything",
+    },
+    "kept": {
+        "missing": "what is kept cannot be compared: {what}",
+        "cells": "kept {value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is asked"
+        "{what}",
+    },
+    "manner": {
+        "missing": "how it answers the forget questions was not measured ({what})",
+        "share": "{share:.0%} of its answers on the forget set are {what} ({base:.0%} of {whose})",
+        "pass": "it answers the forget questions as it answers others",
+    },
+}
 
 #: What AUCs beside 0.5 cannot see.
 ALONE = (
@@ -43,51 +84,9 @@ ALONE = (
 )
 
 
-def sentence_of(
-    status: str,
-    model: Model,
-    original: Model | None,
-    retrained: Model | None,
-    findings: Sequence[Finding],
-    attacked: bool = False,
-) -> str:
-    """The headline, what decided, and the figures; of a model that nothing speaks against also what
-    was not looked at."""
-    by_id = {finding.id: finding for finding in findings}
-    sides = f"orgotten {show(model.side('forget'))} and kept {show(model.side('retain'))} of 1"
-    if status in ("collapsed", "below gate"):
-        collapsed = status == "collapsed"
-        finding = by_id["collapse" if collapsed else "gate"]
-        return (
-            f"{'Collapsed' if collapsed else 'Below the utility gate'}: {finding.says}, so its "
-            f"Aggregate of {show(model.aggregate)} does not count."
-        )
-    if status == "before":
-        return (
-            f"The starting point, before any unlearning: {by_id['told'].says}. Every other row is "
-            "read against it."
-        )
-    if status == "target":
-        return (
-            "The true target, because it never saw the forget set: an unlearned model is good when "
-            f"it cannot be told from this one (f{sides}, AUC {show(model.mia_auc)})."
-        )
-    shown = [f for f in findings if f.outcome == "fail"]
-    shown = shown or [f for f in findings if f.outcome == "open"]
-    shown = shown or [by_id[name] for name in ("told", "same") if name in by_id]
-    utility = f"utility {show(model.utility)}"
-    if original is not None and None not in (model.utility, original.utility):
-        utility += f" against {show(original.utility)} before"
-    text = f"{_capital(HEADLINES[status])}: {'; '.join(f.says for f in shown)}. "
-    text += f"F{sides}; {utility}."
-    if status in ("good", "not measured", "not enough texts"):
-        text += ALONE if retrained is None else ""
-        text += "" if attacked else " No attack on its text or weights was run."
-    return text
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]
+def says(criterion: str, case: str, figures: dict[str, Any]) -> str:
+    """One sentence without the model's name."""
+    return WORDS[criterion][case].format(**figures)
 
 
 def name_of(attack: str) -> str:
