@@ -235,8 +235,10 @@ def test_records_of_earlier_versions_are_read(home, tmp_path, monkeypatch, versi
     for words in (["list", "requests"], ["show", str(folder)], ["suppress", "requests"]):
         done = CliRunner().invoke(unlearn, ["request", *words])
         assert done.exit_code == 0, done.output
+        assert ("did not bind it" in done.output) == (words[0] == "list")
     audited = run(home / "clean", "requests")
     assert audited.exit_code == 0 and "1 deleted document of 1 request" in audited.output
+    assert "ledger: ledger.head is of a version that did not bind it" in audited.output
     for words in (["told", str(folder), "--recipient", "x"],
                   ["export", str(folder), "--out", "a.zip"]):  # fmt: skip
         done = CliRunner().invoke(unlearn, ["request", *words])

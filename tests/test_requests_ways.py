@@ -22,6 +22,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import retrain, way_of
 from axolotl_unlearn.requests.ways.plan import choose, plan
@@ -133,7 +134,28 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     assert "tep of the training" in record["way"]["because"]
     assert "tep of the training" in made.path("REPORT.html").read_text()
     assert not list(made.path("model").glob("checkpoint-*"))
+    what_speaks_against_an_exact_way(made)
     return weights(made.path("model"))
+
+
+def what_speaks_against_an_exact_way(made: Request) -> None:
+    """That no step read the rows does not help where the model recites them, or knows others."""
+    audited, earlier = made.path("eval", "audit.jsonl"), made.path("eval", "earlier.json")
+    whole = [path.read_text("utf-8") for path in (audited, earlier)]
+    lines = [json.loads(line) for line in whole[0].splitlines()]
+    recited = [one | ({"reading": "recited"} if one["model"] == "after" else {}) for one in lines]
+    texts = "".join(json.dumps(one) + "\n" for one in recited)
+    for content, found, outcome in (
+        (texts, {"back": 0}, "not shown"),
+        (whole[0], {"back": 1}, "refused"),
+        (whole[0], {"back": 0, "unreadable": {"2025-001": "gone"}}, "not shown"),
+        (whole[0], {"back": 0}, "shown"),
+    ):
+        audited.write_text(content, "utf-8")
+        earlier.write_text(json.dumps(found), "utf-8")
+        assert exact(made)["outcome"] == outcome, (content == texts, found)
+    audited.write_text(whole[0], "utf-8")
+    earlier.write_text(whole[1], "utf-8")
 
 
 #: Axolotl asks a torch that is built for CUDA about peers, and places the model of a process on

@@ -263,7 +263,9 @@ def list_(requests_dir: Path):
         for o in listed
     ]
     said.append(f"current model: {current['path'] if current else 'no request was carried out'}")
-    return Answer({"requests": listed, "current": current}, said)
+    warnings = ledger.warnings()
+    said += [f"ledger: {one}" for one in warnings]
+    return Answer({"requests": listed, "current": current, "warnings": warnings}, said)
 
 
 @command.command("show")

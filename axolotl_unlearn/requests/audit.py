@@ -49,6 +49,7 @@ class Audit:
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
+        ledger: What is to be said of the ledger: it may know of too few requests.
         unreadable: Requests whose record or folder is not as the ledger knows it -> why.
         is_base: It is the base under the models of the requests.
         learned: ``{"auc", "p", ...}`` of the learned attack on all documents together, which needs
@@ -63,6 +64,7 @@ class Audit:
     missing: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     learned: dict[str, float] | None = None
+    ledger: list[str] = field(default_factory=list)
     is_base: bool = False
 
     @property
@@ -83,6 +85,7 @@ class Audit:
         """A line for each document that is back, and for each request that cannot be read."""
         return [
             *(f"  back: {o['request']} {o['document'][:12]}, {o['reading']}" for o in self.back),
+            *(f"  ledger: {one}" for one in self.ledger),
             *(f"  not tested: {name}: {why}" for name, why in self.unreadable.items()),
         ]
 
@@ -185,8 +188,9 @@ def audit_requests(
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
         known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
+    found = Audit(model, missing=missing, unreadable=unreadable, ledger=ledger.warnings())
     if not every:
-        return Audit(model, missing=missing, unreadable=unreadable)
+        return found
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     settings = replace(
         settings, device=device, dtype=None, batch_size=batch_size, device_map=None
@@ -199,8 +203,10 @@ def audit_requests(
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
     judged.sort(key=_badness)
-    heldout = len(sets.nonmember)
-    return Audit(model, judged, heldout, loss, chance, missing, unreadable, learned, is_base)
+    return replace(
+        found, lines=judged, heldout=len(sets.nonmember), heldout_loss=loss, chance=chance,
+        learned=learned, is_base=is_base,
+    )  # fmt: skip
 
 
 def _rows(folder: Path) -> EvaluationSets | None:

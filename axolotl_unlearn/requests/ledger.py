@@ -396,7 +396,8 @@ def read_head(path: Path) -> dict[str, Any]:
     Raises:
         UnlearnError: It is none.
     """
-    raw = path.read_bytes()[:1000]
+    with path.open("rb") as file:
+        raw = file.read(1000)
     head = _parsed(raw[:-1]) if raw.endswith(b"\n") else None
     names = {"entries", "last"}
     if (
