@@ -69,13 +69,18 @@ ATTACK = "{model} --data {data} --out {attacks} --limit 2 --device cpu"
 #: Command -> its arguments and a key of the answer. Some read what those before them wrote.
 CASES = {
     "agent-docs": ("", "text"),
-    "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "says"),
+    "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "tests"),
+    "attack membership": (
+        "{model} --data {data} --out {attacks} --attacks loss --device cpu",
+        "tests",
+    ),
     "attack prompt": (ATTACK + " --variants prefix --max-new-tokens 4", "rows"),
     "attack quantise": (ATTACK + " --schemes int8 --max-new-tokens 4", "rows"),
     "attack relearn": (
         ATTACK + " --source retain --steps 1 --rows 2 --max-new-tokens 4 --lr 0.001",
         "rows",
     ),
+    "canaries": ("{data}/forget.jsonl --out {canaries}", "train"),
     "check": ("{forget.yml} --full", "plan"),
     "eval": (
         "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
