@@ -383,6 +383,23 @@ def test_every_row_drops_from_its_own_before():
     assert "to show more it takes 199 held-out rows" in said
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), None])
+def test_a_loss_that_is_no_number_shows_nothing(loss):
+    """No drop is measured, so none is shown."""
+    rows = [row_gone("a", loss=loss)] if loss is None else [row_gone("a", loss=loss), row_gone("b")]
+    assert any("was not measured" in said for said in lacking(rows))
+    assert any(
+        "was not measured" in said for said in lacking([row_gone("a")], drops=dropped([], 0))
+    )
+
+
+def test_held_out_rows_that_it_takes():
+    from axolotl_unlearn.requests.drops import needed
+
+    counts = {(1, 0): 199, (1, 199): 0, (2, 18): 19, (2, 19): 0, (5, 5): 0, (0, 0): 0, (9999, 1): 0}
+    assert {pair: needed(*pair) for pair in counts} == counts
+
+
 def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     """`keep_share` of 0 became .8: a model of free text was never good."""
     from axolotl_unlearn.metrics.verdict.criteria import missing

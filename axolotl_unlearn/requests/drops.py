@@ -82,8 +82,11 @@ class Drops:
                 "nothing"
             )
         if self.p is None:
-            return  # that there are no held-out rows is said elsewhere
-        if self.p > UNCHANGED:
+            yield (
+                "whether the rows dropped from what they were before was not measured: there are "
+                "no held-out rows, or a loss is no number"
+            )
+        elif self.p > UNCHANGED:
             few = needed(len(self.rows), self.heldout)
             yield (
                 f"the loss of the rows rose no more than that of held-out ones (p {self.p:.2g}, "
@@ -98,8 +101,10 @@ def needed(rows: int, heldout: int) -> int:
     """Held-out rows that it takes to show a drop of so many rows; 0 where there are enough."""
     from math import comb
 
-    enough = [m for m in (heldout, *range(1, 1000)) if comb(rows + m, rows) * UNCHANGED >= 1]
-    return 0 if rows and enough[0] == heldout else enough[0] if rows else 0
+    least = round(1 / UNCHANGED)
+    if not rows or comb(rows + heldout, rows) >= least:
+        return 0
+    return next(m for m in range(1, least) if comb(rows + m, rows) >= least)
 
 
 def _with_power() -> float:
