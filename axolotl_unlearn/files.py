@@ -44,7 +44,8 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise UnlearnError(
             f"{path} cannot be written ({error.strerror or error}); make room or allow writing, "
-            "and run the command again."
+            "and run the command again.",
+            code="files.cannot-write",
         ) from None
     finally:
         with suppress(OSError):
@@ -87,7 +88,8 @@ def private_folder(path: Path | str) -> Path:
         path.chmod(0o700)
     except OSError as error:
         raise UnlearnError(
-            f"{path} cannot be made a folder for you alone ({error.strerror}); choose another."
+            f"{path} cannot be made a folder for you alone ({error.strerror}); choose another.",
+            code="files.cannot-make",
         ) from None
     return path
 
@@ -101,7 +103,8 @@ def check_room(out: Path, needed: int) -> str:
     says = f"{out} needs {decimal(needed)} of disk"
     if needed > free:
         raise UnlearnError(
-            f"{says} but {decimal(free)} are free: make room or choose another --out."
+            f"{says} but {decimal(free)} are free: make room or choose another --out.",
+            code="files.no-room",
         )
     return f"{says} ({decimal(free)} free)"
 
@@ -174,7 +177,8 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
             raise TypeError
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise UnlearnError(
-            f"{path} cannot be read as a list of files; remove by hand what the run has written."
+            f"{path} cannot be read as a list of files; remove by hand what the run has written.",
+            code="files.damaged-list",
         ) from None
     return manifest
 

@@ -107,7 +107,10 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
         UnlearnError: A missing folder, an adapter without its base, two equal names.
     """
     if not models:
-        raise UnlearnError("no model given; name at least one: `axolotl-unlearn eval out/merged`.")
+        raise UnlearnError(
+            "no model given; name at least one: `axolotl-unlearn eval out/merged`.",
+            code="models.none",
+        )
     specs, faults = [], []
     for one in models:
         try:
@@ -121,7 +124,8 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
         if names.count(spec.name) > 1:
             raise UnlearnError(
                 f"two models are called {spec.name!r}; give them names: "
-                f"`{spec.name}-1={spec.source}`."
+                f"`{spec.name}-1={spec.source}`.",
+                code="models.same-name",
             )
     return specs
 
@@ -131,7 +135,10 @@ def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | Non
     by_name = {spec.name: spec for spec in specs}
     if name is not None:
         if name not in by_name:
-            raise UnlearnError(f"--original {name!r} is none of the models ({', '.join(by_name)}).")
+            raise UnlearnError(
+                f"--original {name!r} is none of the models ({', '.join(by_name)}).",
+                code="models.original",
+            )
         return by_name[name]
     return by_name.get("original") or by_name.get("memorised")
 
@@ -142,11 +149,14 @@ def _parse(text: str) -> ModelSpec:
     if not equals or "/" in name or os.sep in name or Path(text).exists():
         name, source = "", text
     if equals and not name and not Path(text).exists() and text.startswith("="):
-        raise UnlearnError(f"{text!r} has no name before '='; write name=path.")
+        raise UnlearnError(f"{text!r} has no name before '='; write name=path.", code="models.name")
     base, plus, adapter = source.partition("+")
     if plus and not Path(source).exists():
         if not base or not adapter:
-            raise UnlearnError(f"{text!r}: write base+adapter, two folders joined by '+'.")
+            raise UnlearnError(
+                f"{text!r}: write base+adapter, two folders joined by '+'.",
+                code="models.base-and-adapter",
+            )
         return ModelSpec(name or _name_of(adapter), base, adapter)
     return ModelSpec(name or _name_of(source), source)
 
@@ -166,7 +176,10 @@ def _checked(spec: ModelSpec) -> ModelSpec:
         return spec
     folder = Path(spec.model)
     if folder.is_file():
-        raise UnlearnError(f"model {spec.name!r}: {folder} is a file; name the model's folder.")
+        raise UnlearnError(
+            f"model {spec.name!r}: {folder} is a file; name the model's folder.",
+            code="models.is-a-file",
+        )
     if not folder.is_dir():
         if _looks_like_path(spec.model):
             raise UnlearnError(
@@ -182,20 +195,26 @@ def _checked(spec: ModelSpec) -> ModelSpec:
         if spec.adapter:
             raise UnlearnError(
                 f"model {spec.name!r}: {folder} is an adapter, but base+adapter needs a full "
-                "model in front; merge it first (`axolotl merge-lora CONFIG`)."
+                "model in front; merge it first (`axolotl merge-lora CONFIG`).",
+                code="models.adapter-as-base",
             )
         return _checked(ModelSpec(spec.name, _base_of(folder, spec.name), str(folder)))
     if not (folder / "config.json").is_file():
         raise UnlearnError(
             f"model {spec.name!r}: {folder} has no config.json, so it is no model folder; name "
-            "the folder that holds config.json and the weights, or an adapter folder."
+            "the folder that holds config.json and the weights, or an adapter folder.",
+            code="models.no-config",
         )
     if not full:
-        raise UnlearnError(f"model {spec.name!r}: {folder} has no weights; train it first.")
+        raise UnlearnError(
+            f"model {spec.name!r}: {folder} has no weights; train it first.",
+            code="models.no-weights",
+        )
     if spec.adapter and not (Path(spec.adapter) / ADAPTER_CONFIG).is_file():
         raise UnlearnError(
             f"model {spec.name!r}: {spec.adapter} has no {ADAPTER_CONFIG}, so it is no adapter; "
-            "write base+adapter with a PEFT adapter folder behind the '+'."
+            "write base+adapter with a PEFT adapter folder behind the '+'.",
+            code="models.no-adapter",
         )
     return spec
 
@@ -205,12 +224,14 @@ def _base_of(adapter: Path, name: str) -> str:
     base = config.get("base_model_name_or_path")
     if not base:
         raise UnlearnError(
-            f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model; write base+adapter."
+            f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model; write base+adapter.",
+            code="models.adapter-without-base",
         )
     if _looks_like_path(base) and not Path(base).is_dir():
         raise UnlearnError(
             f"model {name!r}: the base {base} of the adapter {adapter} does not exist; make it "
-            "again, or write base+adapter with the folder where it is now."
+            "again, or write base+adapter with the folder where it is now.",
+            code="models.base-missing",
         )
     return base
 
@@ -246,7 +267,8 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     if spec.served:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
-            "(`axolotl-unlearn eval` alone asks servers)."
+            "(`axolotl-unlearn eval` alone asks servers).",
+            code="models.server",
         )
     load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
@@ -258,7 +280,8 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     except (OSError, ValueError) as error:
         raise UnlearnError(
             f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)}); copy the "
-            "tokenizer files of the base model there."
+            "tokenizer files of the base model there.",
+            code="models.no-tokenizer",
         ) from error
 
 
@@ -288,7 +311,8 @@ def load_model(
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})."
+            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)}).",
+            code="models.cannot-load",
         ) from error
     finally:
         if bars:
@@ -309,7 +333,8 @@ def check_complete(source: str, facts: dict[str, Any]) -> None:
     if missing := sorted(facts["missing_keys"]):
         raise UnlearnError(
             f"{source} lacks {len(missing)} weights (the first is {missing[0]}), which would be "
-            "random numbers; copy or make it again."
+            "random numbers; copy or make it again.",
+            code="models.weights-missing",
         )
 
 
@@ -353,7 +378,8 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     except (RuntimeError, ValueError) as error:
         raise UnlearnError(
             f"the adapter {adapter} does not fit its base model ({_first_line(error)}); give the "
-            "base that it was trained from."
+            "base that it was trained from.",
+            code="models.adapter-misfit",
         ) from None
 
 
@@ -398,7 +424,8 @@ def check_finite(model: Any, name: str) -> None:
             count = int((~torch.isfinite(parameter)).sum())
             raise UnlearnError(
                 f"model {name!r}: {count} values of {key} are NaN or infinite; the run or merge "
-                "that made it failed: make it again (lower learning rate, float32)."
+                "that made it failed: make it again (lower learning rate, float32).",
+                code="models.not-finite",
             )
 
 

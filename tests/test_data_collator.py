@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from data_tokenizers import EOS, PAD, byte_tokenizer
+from fault_codes import fails
 from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
 from axolotl_unlearn.engine.host import known_batch
 from axolotl_unlearn.engine.step import in_parts
-from axolotl_unlearn.errors import UnlearnError
 
 
 def row(tokens, labels, role, kind, task, number):
@@ -85,7 +85,7 @@ def test_pad_equal_to_eos_keeps_the_real_eos():
 
 
 def test_no_pad_token():
-    with pytest.raises(UnlearnError, match="neither a pad nor an end-of-sequence"):
+    with fails("data.no-pad-token"):
         PairCollator(byte_tokenizer(pad_token=None, eos_token=None))
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from data_tokenizers import BOS, EOS, byte_tokenizer, sentencepiece_like, word_tokenizer
+from fault_codes import fails
 
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.errors import UnlearnError
 
 
 @dataclass
@@ -157,20 +157,20 @@ def test_chat_template_without_its_generation_prompt():
     tokenizer = byte_tokenizer(chat=True)
     tokenizer.chat_template = tokenizer.chat_template.replace("<a>", "<think>")
     encoder = Encoder(tokenizer, Options(chat_template=True), 64)
-    with pytest.raises(UnlearnError, match="chat template.*`unlearn.data.template`"):
+    with fails("data.template-without-prompt"):
         encoder.texts(QUESTION)
     assert encoder.labels(encoder.encode(QUESTION), "answer")[-3:] == [99, EOS, X]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "says"),
+    ("tokens", "options", "code"),
     [
-        ({}, Options(chat_template=True), "has no chat template"),
-        ({"eos_token": None}, Options(), "no end-of-sequence token"),
+        ({}, Options(chat_template=True), "data.no-chat-template"),
+        ({"eos_token": None}, Options(), "data.no-eos-token"),
     ],
 )
-def test_options_that_do_not_go_with_the_tokenizer(tokens, options, says):
-    with pytest.raises(UnlearnError, match=says):
+def test_options_that_do_not_go_with_the_tokenizer(tokens, options, code):
+    with fails(code):
         encode_record(byte_tokenizer(**tokens), QUESTION, options)
 
 

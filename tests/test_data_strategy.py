@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
+from fault_codes import fails
 
 from axolotl_unlearn.columns import pair_number
-from axolotl_unlearn.errors import UnlearnError
 
 LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 FORGET = [
@@ -277,9 +277,9 @@ DOCUMENT = {"id": "1sc1", "input": "0123456789", "output": "z", "task": "Task1"}
 def test_labelled_tokens_are_not_cut(tmp_path, config, role):
     """13 tokens, all labelled, into 8: five would not be forgotten."""
     cfg = config((write(tmp_path / "f.jsonl", [DOCUMENT]), role), sequence_len=8)
-    with pytest.raises(UnlearnError, match="1 rows do not fit into 8.*'1sc1'.*: 13`") as told:
+    with fails("data.rows-too-long") as told:
         strategy(cfg, role).wrap_dataset(None)
-    assert "456789" not in str(told.value)
+    assert "456789" not in str(told.value) and "`sequence_len: 13`" in str(told.value)
 
 
 @pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
@@ -319,29 +319,23 @@ def test_what_kind_a_row_is_if_its_id_does_not_tell(tmp_path, config, data, row,
 @pytest.mark.parametrize("role", ["forget", "retain"])
 def test_missing_block_is_an_error(tmp_path, config, role):
     cfg = config((write(tmp_path / "f.jsonl", FORGET), role), unlearn=None)
-    with pytest.raises(UnlearnError, match="needs an `unlearn:` block and.*UnlearnPlugin"):
+    with fails("data.no-block"):
         load(cfg)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "code"),
     [
-        ({"unlearn": BLOCK | {"data": {"max_length": 65}}}, "65 tokens but `sequence_len` is 64"),
-        (
-            {"eval_sequence_len": 32, "test_datasets": [{}]},
-            "64 tokens but `eval_sequence_len` is 32",
-        ),
-        ({"min_sample_len": 5}, "`min_sample_len: 5` would drop rows"),
-        (
-            {"dataset_exact_deduplication": True},
-            "`dataset_exact_deduplication: True` would drop rows",
-        ),
-        ({"sequence_len": None}, "`sequence_len` is not set"),
+        ({"unlearn": BLOCK | {"data": {"max_length": 65}}}, "data.max-length"),
+        ({"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length"),
+        ({"min_sample_len": 5}, "data.drops-rows"),
+        ({"dataset_exact_deduplication": True}, "data.drops-rows"),
+        ({"sequence_len": None}, "data.no-sequence-len"),
     ],
 )
-def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, says):
+def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, code):
     cfg = config((write(tmp_path / "f.jsonl", FORGET), "forget"), **settings)
-    with pytest.raises(UnlearnError, match=says):
+    with fails(code):
         strategy(cfg)
 
 
@@ -353,7 +347,7 @@ def test_answers_that_do_not_fit_are_named_at_once(tmp_path, config):
         {"id": "3qa0", "input": "a", "output": "b", "task": "Task1"},
     ]
     cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=5)
-    with pytest.raises(UnlearnError, match="2 rows do not fit into 5.*'1qa0'.*needs 11.*: 11`"):
+    with fails("data.rows-too-long"):
         strategy(cfg).wrap_dataset(None)
 
 
@@ -361,7 +355,7 @@ def test_a_single_token_predicts_nothing(tmp_path, config):
     rows = [{"id": "1qa0", "input": "", "output": "b", "task": "Task1"}]
     block = BLOCK | {"data": {"eos": False}}
     cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)
-    with pytest.raises(UnlearnError, match="'1qa0' is a single token"):
+    with fails("data.single-token"):
         strategy(cfg).wrap_dataset(None)
 
 
@@ -372,7 +366,7 @@ def test_rows_that_are_not_a_local_file(config):
     cfg = config(("someone/dataset", "retain"))
     wrapped = strategy(cfg, "retain").wrap_dataset(Dataset.from_list(FORGET))
     assert wrapped["row"][:] == [0, 1] and wrapped["role"][:] == [1, 1]
-    with pytest.raises(UnlearnError, match="someone/dataset, row 1: field 'output' is missing"):
+    with fails("data.field-missing"):
         strategy(cfg, "retain").wrap_dataset(Dataset.from_list([{"id": "1", "input": "a"}]))
 
 

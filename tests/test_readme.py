@@ -93,6 +93,7 @@ def test_what_the_tutorial_has_one_write(tmp_path, monkeypatch):
     (tmp_path / "finetune.yml").write_text(finetune)
     assert check(tmp_path / "finetune.yml")[0] == []
     shutil.copytree(ROOT / "examples/tiny-olmo", tmp_path / "out/finetuned")
+    (tmp_path / "out/finetuned/model.safetensors").touch()
     words = "init --base-model out/finetuned --forget data/forget.jsonl --retain data/retain.jsonl"
     assert f"axolotl-unlearn {words}" in page
     assert CliRunner().invoke(unlearn, words.split()).exit_code == 0

@@ -182,7 +182,9 @@ def shapes_of(folder: Path) -> Iterator[tuple[str, list[int]]]:
             with safe_open(path, "np") as file:
                 yield from ((name, file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
         except SafetensorError:
-            raise UnlearnError(f"{path} is cut off; write it again.") from None
+            raise UnlearnError(
+                f"{path} is cut off; write it again.", code="checks.cut-off"
+            ) from None
 
 
 def _has_lora(cfg: dict[str, Any], name: str, shape: list[int]) -> bool:

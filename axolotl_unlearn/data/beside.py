@@ -19,14 +19,16 @@ def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
     if PAIR not in rows.column_names:
         raise UnlearnError(
             f"the dataset has no column {PAIR!r}, by which alternatives find their forget rows; "
-            "use the types of axolotl_unlearn.data and an empty dataset_prepared_path."
+            "use the types of axolotl_unlearn.data and an empty dataset_prepared_path.",
+            code="data.foreign-columns",
         )
     pair, kind, task, number = (np.asarray(rows[name][:]) for name in (PAIR, "kind", "task", "row"))
     forget = {int(pair[row]): int(row) for row in np.flatnonzero(roles == ROLES["forget"])}
     if len(forget) < (roles == ROLES["forget"]).sum():
         raise UnlearnError(
             "two forget rows have the same id (or files without ids, or a text that was cut into "
-            "several rows), so alternatives cannot find theirs; give ids that occur once."
+            "several rows), so alternatives cannot find theirs; give ids that occur once.",
+            code="data.alternatives-ambiguous",
         )
     answers: dict[int, list[int]] = {row: [] for row in forget.values()}
     given = np.flatnonzero(roles == ROLES["alternative"])
@@ -35,14 +37,16 @@ def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
         if own is None or (kind[row], task[row]) != (kind[own], task[own]):
             raise UnlearnError(
                 f"alternative {number[row] + 1} of its file answers no forget row of its kind and "
-                "task; give it the `id` of one (or leave out all ids and keep their order)."
+                "task; give it the `id` of one (or leave out all ids and keep their order).",
+                code="data.alternative-without-forget",
             )
         answers[own].append(row)
     without = [number[row] for row, several in answers.items() if not several]
     if without:
         raise UnlearnError(
             f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
-            f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`)."
+            f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`).",
+            code="data.forget-without-alternative",
         )
     return answers
 

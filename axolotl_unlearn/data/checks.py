@@ -216,7 +216,7 @@ def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]
     args = counts.fitted(args)
     faults = counts.faults(args)
     if faults:
-        raise UnlearnError(" ".join(faults))
+        raise UnlearnError(" ".join(faults), code="data.entries-and-rows")
     return args, [*counts.notes(args), *near_note(rows)]
 
 

@@ -43,7 +43,8 @@ class PairCollator:
         if pad is None:
             raise UnlearnError(
                 "the tokenizer has neither a pad nor an end-of-sequence token; set "
-                "`special_tokens: {pad_token: ...}`."
+                "`special_tokens: {pad_token: ...}`.",
+                code="data.no-pad-token",
             )
         self.pad = int(pad)
         self.multiple = pad_to_multiple_of or 1

@@ -56,7 +56,9 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
     documents, places = [], {}
     rows = list(read_rows(path))
     if not rows:
-        raise UnlearnError(f"{path} has no rows; it needs at least one document.")
+        raise UnlearnError(
+            f"{path} has no rows; it needs at least one document.", code="data.no-rows"
+        )
     for number, (place, row) in enumerate(rows):
         where = f"{path}, {place}"
         name = next((n for n in ("document", "text") if n in row), None)
@@ -68,10 +70,14 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         else:
             raise UnlearnError(
                 f"{where}: there is no field 'document'{nearest('document', row)}; a document "
-                "needs 'document', 'text', or 'input' and 'output'."
+                "needs 'document', 'text', or 'input' and 'output'.",
+                code="data.field-missing",
             )
         if not text.strip():
-            raise UnlearnError(f"{where}: the document is empty; fill it or remove the row.")
+            raise UnlearnError(
+                f"{where}: the document is empty; fill it or remove the row.",
+                code="data.field-empty",
+            )
         known = text_of(row, "id", FieldArgs(), where, True) if "id" in row else f"row{number}"
         own_id(places, known, str(path), place)
         prompt = row.get("prompt") if isinstance(row.get("prompt"), str) else ""
@@ -89,17 +95,27 @@ def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
     value = row.get(field)
     texts = [value] if isinstance(value, str) else value
     if field not in row:
-        raise UnlearnError(f"{where}: field {field!r} is missing{nearest(field, row)}; add it.")
+        raise UnlearnError(
+            f"{where}: field {field!r} is missing{nearest(field, row)}; add it.",
+            code="data.field-missing",
+        )
     if not isinstance(texts, (list, tuple)) or not texts:
-        raise UnlearnError(f"{where}: field {field!r} must be a list of texts, at least one.")
+        raise UnlearnError(
+            f"{where}: field {field!r} must be a list of texts, at least one.",
+            code="data.field-type",
+        )
     for text in texts:
         if not isinstance(text, str):
             raise UnlearnError(
                 f"{where}: field {field!r} is of type {type(text).__name__} but must be a text; "
-                "put it in quotation marks."
+                "put it in quotation marks.",
+                code="data.field-type",
             )
         if not text.strip():
-            raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
+            raise UnlearnError(
+                f"{where}: field {field!r} is empty; fill it or remove the row.",
+                code="data.field-empty",
+            )
         require_unicode(text, field, where)
     return list(texts)
 

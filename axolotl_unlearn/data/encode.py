@@ -81,12 +81,14 @@ class Encoder:
         if options.eos and not options.chat_template and tokenizer.eos_token_id is None:
             raise UnlearnError(
                 "the tokenizer has no end-of-sequence token; set `special_tokens: "
-                "{eos_token: ...}` or `unlearn.data.eos: false`."
+                "{eos_token: ...}` or `unlearn.data.eos: false`.",
+                code="data.no-eos-token",
             )
         if options.chat_template and not getattr(tokenizer, "chat_template", None):
             raise UnlearnError(
                 "`unlearn.data.chat_template` is true but the tokenizer has no chat template; set "
-                "Axolotl's `chat_template:` or use `unlearn.data.template`."
+                "Axolotl's `chat_template:` or use `unlearn.data.template`.",
+                code="data.no-chat-template",
             )
         self.bos = self._leading_special_tokens()
         self.adds_space = self._adds_space()

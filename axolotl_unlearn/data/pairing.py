@@ -67,7 +67,8 @@ class PairedDataset(Dataset):
         if "role" not in rows.column_names:
             raise UnlearnError(
                 "the dataset has no column 'role'; use the types axolotl_unlearn.data.forget and "
-                "axolotl_unlearn.data.retain in `datasets:` and an empty dataset_prepared_path."
+                "axolotl_unlearn.data.retain in `datasets:` and an empty dataset_prepared_path.",
+                code="data.foreign-columns",
             )
         self.rows = rows
         self.seed = seed
@@ -79,12 +80,14 @@ class PairedDataset(Dataset):
         self.retain_rows = np.flatnonzero(roles == RETAIN)
         if not len(self.forget_rows):
             raise UnlearnError(
-                "there are no forget rows; add a dataset with `type: axolotl_unlearn.data.forget`."
+                "there are no forget rows; add a dataset with `type: axolotl_unlearn.data.forget`.",
+                code="data.no-forget-rows",
             )
         if retain_per_forget and not len(self.retain_rows):
             raise UnlearnError(
                 "there are no retain rows although each forget row is paired with "
-                f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`."
+                f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`.",
+                code="data.no-retain-rows",
             )
         self.alternatives: dict[int, list[int]] = {}
         if alternatives:

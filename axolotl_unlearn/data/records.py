@@ -132,7 +132,9 @@ def records_from_rows(
     fields = fields or Fields()
     rows = list(rows)
     if not rows:
-        raise UnlearnError(f"{source} has no rows; it needs at least one record.")
+        raise UnlearnError(
+            f"{source} has no rows; it needs at least one record.", code="data.no-rows"
+        )
     present = {key for _, row in rows for key in row}
     optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
     _refuse_other_format(rows[0][1], fields, source)
@@ -150,12 +152,15 @@ def records_from_rows(
         if not output.strip():
             raise UnlearnError(
                 f"{where}: field {fields.output!r} is empty, so there is nothing to learn or "
-                "forget; fill it or remove the row."
+                "forget; fill it or remove the row.",
+                code="data.field-empty",
             )
         task = "" if "task" in optional else text_of(row, "task", fields, where, number_ok=True)
         prompt = text_of(row, "input", fields, where)
         if row.get("kind") not in (None, *KINDS):
-            raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
+            raise UnlearnError(
+                f"{where}: field 'kind' must be 'completion' or 'question'.", code="data.kind"
+            )
         _refuse_unread(row, fields, where)
         yield Record(
             id=record_id,
@@ -172,7 +177,8 @@ def own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
     if name in places:
         raise UnlearnError(
             f"{source}, {place}: the id {short(name)} is already that of {places[name]}; give "
-            "every row its own id."
+            "every row its own id.",
+            code="data.id-twice",
         )
     places[name] = place
 
@@ -201,7 +207,8 @@ def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
         raise UnlearnError(
             f"{where}: field {field!r} holds text that is not read, so the row would be without "
             f"it; read such rows by `unlearn.data.rows: {reads}`, name the field in `unlearn.data."
-            "fields`, or remove it."
+            "fields`, or remove it.",
+            code="data.unread-field",
         )
 
 
@@ -263,13 +270,15 @@ def check_disjoint(
         if record.id in ids:
             raise UnlearnError(
                 f"the id {short(record.id)} (record {number} of {forget_name}) is also in "
-                f"{retain_name}; a row cannot be forgotten and kept: remove it from one of them."
+                f"{retain_name}; a row cannot be forgotten and kept: remove it from one of them.",
+                code="data.both-sides",
             )
         twin = texts.get((record.input, record.output))
         if twin is not None:
             raise UnlearnError(
                 f"{short(record.id)} (record {number} of {forget_name}) has the same input and "
-                f"output as {short(twin)} in {retain_name}; remove it from one of them."
+                f"output as {short(twin)} in {retain_name}; remove it from one of them.",
+                code="data.both-sides",
             )
 
 
@@ -283,13 +292,15 @@ def text_of(
         state = "is null" if field in row else "is missing"
         raise UnlearnError(
             f"{where}: field {field!r} {state}{nearest(field, set(row) - {field})}; correct the "
-            f"file or set `unlearn.data.fields.{name}` to the name it uses."
+            f"file or set `unlearn.data.fields.{name}` to the name it uses.",
+            code="data.field-missing",
         )
     if number_ok and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
         raise UnlearnError(
-            f"{where}: field {field!r} is of type {type(value).__name__} but must be a text."
+            f"{where}: field {field!r} is of type {type(value).__name__} but must be a text.",
+            code="data.field-type",
         )
     require_unicode(value, field, where)
     return value
@@ -301,7 +312,8 @@ def require_unicode(value: str, field: str, where: str) -> None:
     except UnicodeEncodeError as error:
         raise UnlearnError(
             f"{where}: field {field!r} holds half of a surrogate pair (character {error.start}), "
-            "which no tokenizer reads; write the file again as UTF-8."
+            "which no tokenizer reads; write the file again as UTF-8.",
+            code="data.not-unicode",
         ) from None
 
 
@@ -348,16 +360,21 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
     if not os.path.exists(path):
         raise UnlearnError(
             f"{path} does not exist; check the path (relative paths start from "
-            f"{Path.cwd().name or 'the working folder'}/)."
+            f"{Path.cwd().name or 'the working folder'}/).",
+            code="data.no-file",
         )
     if path.is_dir():
-        raise UnlearnError(f"{path} is a folder; name one of its files ({', '.join(SUFFIXES)}).")
+        raise UnlearnError(
+            f"{path} is a folder; name one of its files ({', '.join(SUFFIXES)}).",
+            code="data.is-a-folder",
+        )
     if path.suffix not in SUFFIXES:
         raise UnlearnError(
-            f"{path} has the ending {path.suffix!r}; records are read from {', '.join(SUFFIXES)}."
+            f"{path} has the ending {path.suffix!r}; records are read from {', '.join(SUFFIXES)}.",
+            code="data.ending",
         )
     if path.stat().st_size == 0:
-        raise UnlearnError(f"{path} is empty; it needs at least one record.")
+        raise UnlearnError(f"{path} is empty; it needs at least one record.", code="data.no-rows")
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
@@ -381,7 +398,8 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise UnlearnError(
-            f"{path}, line {line}: byte {error.start} is not UTF-8; save the file as UTF-8."
+            f"{path}, line {line}: byte {error.start} is not UTF-8; save the file as UTF-8.",
+            code="data.not-utf-8",
         ) from None
 
 
@@ -392,7 +410,8 @@ def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0
     except _Twice as error:
         raise UnlearnError(
             f"{path}, {f'line {line}' if line else 'a record'}: the key {short(error)} stands "
-            "twice in one object, and only the last one would be read; remove one of them."
+            "twice in one object, and only the last one would be read; remove one of them.",
+            code="data.key-twice",
         ) from None
     except json.JSONDecodeError as error:
         number, reason = line or error.lineno, error.msg
@@ -400,7 +419,9 @@ def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0
         number, reason = line or 1, "nested too deeply"
     except ValueError:  # Python refuses to read it, so that nobody waits for minutes
         number, reason = line or 1, "a number of thousands of digits"
-    raise UnlearnError(f"{path}, line {number}: not valid JSON ({reason}); {cure}.")
+    raise UnlearnError(
+        f"{path}, line {number}: not valid JSON ({reason}); {cure}.", code="data.not-json"
+    )
 
 
 class _Twice(ValueError):
@@ -427,7 +448,8 @@ def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
 def _as_row(row: Any, place: str, path: Path) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(row, dict):
         raise UnlearnError(
-            f"{path}, {place}: a record must be an object with fields, not {type(row).__name__}."
+            f"{path}, {place}: a record must be an object with fields, not {type(row).__name__}.",
+            code="data.not-an-object",
         )
     return place, row
 
@@ -440,6 +462,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")[:200]
-        raise UnlearnError(f"{path} is not a parquet file ({reason}); write it again.") from None
+        raise UnlearnError(
+            f"{path} is not a parquet file ({reason}); write it again.", code="data.not-parquet"
+        ) from None
     for number, row in enumerate(table.to_pylist(), start=1):
         yield f"row {number}", row

@@ -45,7 +45,7 @@ class RoleStrategy(DatasetWrappingStrategy):
         self.source = str(name or f"{role} rows")
         self.special = {*(getattr(tokenizer, "all_special_ids", None) or ())}
         for fault in part_of_a_file(entry):
-            raise UnlearnError(fault)
+            raise UnlearnError(fault, code="data.part-of-a-file")
 
     def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
         rows = read_rows(self.path) if self.path else _numbered(dataset)
@@ -121,7 +121,8 @@ class RecordStrategy(RoleStrategy):
             if len(encoded.input_ids) < 2:
                 raise UnlearnError(
                     f"{self.source}: row {record.id!r} is a single token, so nothing can be "
-                    "predicted; set `unlearn.data.eos: true` or remove the row."
+                    "predicted; set `unlearn.data.eos: true` or remove the row.",
+                    code="data.single-token",
                 )
             if encoded.truncated and labelled == "document":
                 too_long.append((limit + encoded.truncated, record.id))
@@ -133,7 +134,8 @@ class RecordStrategy(RoleStrategy):
             raise UnlearnError(
                 f"{self.source}: {len(too_long)} rows do not fit into {limit} tokens with all that "
                 f"has labels, the longest (row {name!r}) needs {needed}; set `sequence_len: "
-                f"{needed}` or more (and `unlearn.data.max_length`, if set)."
+                f"{needed}` or more (and `unlearn.data.max_length`, if set).",
+                code="data.rows-too-long",
             )
         if cuts:
             LOG.warning(
@@ -159,7 +161,8 @@ class TypedStrategy(RoleStrategy):
         if not rows:
             raise UnlearnError(
                 f"{self.source}: none of {len(given)} rows has tokens that were learned; check "
-                "`sequence_len` and `unlearn.data.rows`."
+                "`sequence_len` and `unlearn.data.rows`.",
+                code="data.nothing-learned",
             )
         for row in rows:
             self._add(table, row.input_ids, row.labels, row.source, row.number)
@@ -177,7 +180,8 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
         # Axolotl drops keys it does not know, and would fine-tune on the forget rows.
         raise UnlearnError(
             f"`type: axolotl_unlearn.data.{role}` needs an `unlearn:` block and "
-            "`plugins: [axolotl_unlearn.UnlearnPlugin]`; one of them is missing from the config."
+            "`plugins: [axolotl_unlearn.UnlearnPlugin]`; one of them is missing from the config.",
+            code="data.no-block",
         )
     data = DataArgs() if args is None else args.data
     if data.eos == "retain":
@@ -187,21 +191,28 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
         if role == "memorise":
             raise UnlearnError(
                 "`unlearn.data.rows` does not go with axolotl_unlearn.data.memorise: fine-tune "
-                "with the rows' own type."
+                "with the rows' own type.",
+                code="data.rows-memorise",
             )
         return TypedStrategy(*given)
     max_length = data.max_length or cfg.get("sequence_len")
     if max_length is None:
-        raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
+        raise UnlearnError(
+            "`sequence_len` is not set; set it to the longest row in tokens.",
+            code="data.no-sequence-len",
+        )
     for key in ("sequence_len", "eval_sequence_len"):
         limit = cfg.get(key) if key == "sequence_len" or cfg.get("test_datasets") else None
         if limit and max_length > limit:
             raise UnlearnError(
                 f"rows may have {max_length} tokens but `{key}` is {limit}, so Axolotl would drop "
-                f"the longer ones; set `unlearn.data.max_length: {limit}` or raise `{key}`."
+                f"the longer ones; set `unlearn.data.max_length: {limit}` or raise `{key}`.",
+                code="data.max-length",
             )
     drops = {"min_sample_len": (cfg.get("min_sample_len") or 0) > 2,
              "dataset_exact_deduplication": cfg.get("dataset_exact_deduplication")}  # fmt: skip
     for key in (key for key, does in drops.items() if does):
-        raise UnlearnError(f"`{key}: {cfg.get(key)}` would drop rows; remove it.")
+        raise UnlearnError(
+            f"`{key}: {cfg.get(key)}` would drop rows; remove it.", code="data.drops-rows"
+        )
     return RecordStrategy(*given, max_length=max_length)

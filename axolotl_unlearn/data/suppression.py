@@ -68,7 +68,8 @@ class Suppression:
         except (OSError, ValueError):
             raise UnlearnError(
                 f"{path} and {KEY} beside it cannot be read, so rows that were deleted could be "
-                "learned again; copy both from the folder of the requests."
+                "learned again; copy both from the folder of the requests.",
+                code="data.suppression-missing",
             ) from None
         try:
             digests = frozenset(json.loads(raw)["digests"])
@@ -78,7 +79,8 @@ class Suppression:
         if not hmac.compare_digest(listed._content(), raw):
             raise UnlearnError(
                 f"{path} is not as it was written with {KEY}; restore it from a copy, or write it "
-                "again with `axolotl-unlearn request suppress`."
+                "again with `axolotl-unlearn request suppress`.",
+                code="data.suppression-changed",
             )
         return listed
 
@@ -118,6 +120,7 @@ def allowed(rows: Sequence[Row], path: str, source: str) -> list[Row]:
     LOG.log(level, "%s: %d of %d rows are on %s and left out.", source, gone, len(rows), path)
     if not kept:
         raise UnlearnError(
-            f"{source}: all {gone} rows are on {path}; give rows that may be learned."
+            f"{source}: all {gone} rows are on {path}; give rows that may be learned.",
+            code="data.all-suppressed",
         )
     return kept

@@ -116,7 +116,7 @@ def sources(rows: Rows, origin: str, data: DataArgs) -> list[Source]:
         own_id(places, one.id, origin, place)
         given.append(one)
     if not given:
-        raise UnlearnError(f"{origin} has no rows; it needs at least one.")
+        raise UnlearnError(f"{origin} has no rows; it needs at least one.", code="data.no-rows")
     return given
 
 
@@ -134,11 +134,12 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
         raise UnlearnError(
             f"{where}: `dataset: {entry}` is no entry of `unlearn.data.rows`, which has "
-            f"{len(data.rows)}; correct the number."
+            f"{len(data.rows)}; correct the number.",
+            code="data.no-such-entry",
         )
     kind = row.get("kind", "completion") if wrapped else "completion"
     if kind not in KINDS:
-        raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.")
+        raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.", code="data.kind")
     task = str(row.get("task") or "") if wrapped else ""
     name = said.get("id") or row_id(content)
     return Source(name, content, entry, said.get("document", ""), kind, task)
@@ -229,7 +230,8 @@ def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: An
         f"{origin}: {len(names)} rows would be left out ({said}; the first is {short(names[0])}): "
         f"{'raise `sequence_len`' if why == _LONG else 'remove them'}, or "
         f"{'accept it with `unlearn.data.leave_out_dropped: true`' * every}"
-        f"{'set `excess_length_strategy: drop`' * (not every)}."
+        f"{'set `excess_length_strategy: drop`' * (not every)}.",
+        code="data.rows-dropped",
     )
 
 
@@ -271,7 +273,8 @@ def _tokenised(
     except ValueError as error:  # no row has been read yet
         raise UnlearnError(
             f"`unlearn.data.rows`: Axolotl cannot make the type {_name(kind)} "
-            f"({str(error).strip().splitlines()[0].rstrip('.')}); correct the entry."
+            f"({str(error).strip().splitlines()[0].rstrip('.')}); correct the entry.",
+            code="data.unknown-type",
         ) from None
     try:
         if strategy is None or isinstance(strategy, DatasetWrappingStrategy):
@@ -299,7 +302,8 @@ def _tokenised(
     if len(token_rows) != len(rows):
         raise UnlearnError(
             f"{origin}: Axolotl's type {_name(kind)} makes {len(token_rows)} rows of "
-            f"{len(rows)}, so they cannot be told apart; this type is not supported."
+            f"{len(rows)}, so they cannot be told apart; this type is not supported.",
+            code="data.type-merges-rows",
         )
     return token_rows
 
@@ -343,7 +347,9 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
     if strange:
         near = nearest(strange[0], SFTDataset.model_fields)
         raise UnlearnError(
-            f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset{near}; remove it."
+            f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset{near}; "
+            "remove it.",
+            code="data.entry-key",
         )
     known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
     whole = DictDefault({**cfg, "datasets": [known]})
@@ -365,7 +371,8 @@ def _preferred(
     if method not in PREFERENCE:
         raise UnlearnError(
             f"`unlearn.data.rows`: rows of `rl: {method}` are not supported; those of "
-            f"{', '.join(PREFERENCE)} do."
+            f"{', '.join(PREFERENCE)} do.",
+            code="data.rl-method",
         )
     settings = DictDefault({**cfg, "datasets": [dict(entry)]})
     name = "user_defined.default" if isinstance(kind, Mapping) else kind
@@ -373,7 +380,8 @@ def _preferred(
     transform = strategy[0] if isinstance(strategy, tuple) else strategy
     if transform is None and kind:
         raise UnlearnError(
-            f"`unlearn.data.rows`: Axolotl has no preference type {kind!r}; correct it."
+            f"`unlearn.data.rows`: Axolotl has no preference type {kind!r}; correct it.",
+            code="data.unknown-type",
         )
     more = {}
     if transform and "tokenizer" in inspect.signature(transform).parameters:

@@ -46,7 +46,8 @@ def held_out(documents: Sequence[Any], size: float, total: int, seed: int) -> np
     if len(chosen) and chosen.all():
         raise UnlearnError(
             f"`val_set_size: {size:g}` would hold out all documents of the retain rows; set it to "
-            "0, or give `test_datasets`."
+            "0, or give `test_datasets`.",
+            code="data.val-set-size",
         )
     return chosen
 

@@ -182,7 +182,9 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
         try:
             if len(text) > LARGEST:
                 raise ValueError
-            content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+            content = (
+                json.loads(text) if path.suffix == ".json" else _NoAliases(text).get_single_data()
+            )
         except (ValueError, RecursionError, yaml.YAMLError):
             raise UnlearnError(
                 f"{path} cannot be read, so it is not known whether the model stays.",
