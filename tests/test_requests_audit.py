@@ -297,10 +297,10 @@ def test_back_is_what_was_not_there_on_the_day_of_the_record(now, then, reading,
 
 
 def test_few_held_out_rows_are_said_to_be_few():
-    """40 documents, 9 held-out rows: p is at least .1, so .05 k / 40 >= .1 needs k = 80."""
+    """40 documents, 9 held-out rows: p is at least .1, so .025 k / 40 >= .1 needs k = 160."""
     lines = [_line("r", str(i), NOW, None) for i in range(40)]
-    assert "only in 80 documents or more at once; 799 would" in Audit("m", lines, heldout=9).says
-    assert "so few" not in Audit("m", lines[:1], heldout=19).says
+    assert "only in 160 documents or more at once; 1599 would" in Audit("m", lines, heldout=9).says
+    assert "so few" not in Audit("m", lines[:1], heldout=39).says
 
 
 def test_the_base_is_called_the_base(tmp_path):

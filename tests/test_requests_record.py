@@ -329,6 +329,8 @@ def test_signature_of_the_owner(folder, tmp_path):
     assert verified("--public-key", other) == (4, "other")
     nowhere = run(unlearn, [*verify_, "--public-key", "nowhere.pem"])
     assert nowhere.exit_code == 2 and "nowhere.pem does not exist" in nowhere.output
+    assert run(unlearn, ["request", "told", str(folder), "--recipient", "Cloud"]).exit_code == 0
+    assert verified("--public-key", public) == (3, "none"), "it was of the record before"
     bad = run(unlearn, ["request", "sign", str(folder), "--key", public])
     assert bad.exit_code == 2 and "cannot sign" in bad.output
 

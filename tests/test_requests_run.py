@@ -429,7 +429,7 @@ def test_what_the_tests_could_have_found_is_said_first():
         "with AUC 1.00 (min k 20, p 0.001).",
         "Power: with 5 rows against 29 held-out ones only an AUC near 1 (or 0) would have been "
         "found in four of five cases.",
-        "Power: a single row among 2 shows by its loss only with 39 held-out rows.",
+        "Power: a single row among 2 shows by its loss only with 79 held-out rows.",
         "Drop: the loss of the rows rose more than that of 99 held-out ones with p 0.0002.",
         "Change: the weights moved by 0.01 of their norm, one by 0.2.",
     ]

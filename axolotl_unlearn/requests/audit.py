@@ -21,8 +21,7 @@ from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.audit import READINGS
-from axolotl_unlearn.metrics.intervals import LEVEL
+from axolotl_unlearn.metrics.audit import RATE, READINGS
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import read
@@ -116,7 +115,7 @@ class Audit:
         if there := sum(line["reading"] in THERE and not line["back"] for line in self.lines):
             text += f" {there} were there when their record was written."
         # The smaller of two p-values counts, doubled, where the learned attack has one too.
-        needed = (2 if self.learned else 1) * n / (1 - LEVEL)
+        needed = (2 if self.learned else 1) * n / RATE
         least = math.ceil(needed / (self.heldout + 1))
         if self.heldout and least > 1:
             text += (

@@ -14,7 +14,7 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import LEVEL
+from axolotl_unlearn.metrics.audit import RATE
 from axolotl_unlearn.requests.drops import LEARNED, Drops, learned, strength
 from axolotl_unlearn.requests.request import Request, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
@@ -242,7 +242,7 @@ def sentences(
             f"Power: with {power['members']} rows against {power['nonmembers']} held-out ones "
             f"{surely} would have been found in four of five cases."
         )
-        needed = math.ceil(len(documents) / (1 - LEVEL)) - 1
+        needed = math.ceil(len(documents) / RATE) - 1
         if power["nonmembers"] < needed:
             yield (
                 f"Power: a single row among {len(documents)} shows by its loss only with {needed} "
