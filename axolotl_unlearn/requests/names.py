@@ -29,16 +29,17 @@ WHOLE, TURNED, FIELDS, ADDRESS = (
 )
 SURE = (WHOLE, TURNED, FIELDS, ADDRESS)
 #: And where it is offered, likeliest first.
-LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT = (
+LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST = LIKELY = (
     *("in small letters", "without its middle", "joined by a mark", "initial"),
-    *("a user name or address like it", "misspelt", "with lost letters", "in another script"),
+    *("a user name or address like it", "misspelt", "with lost letters"),
 )
 #: What is too often another's to be taken with `--with-mentions`.
-WEAK = (LONGER, TITLE, NEAR, WORDS, APART, LAST) = (
-    *("with other names between", "a title and the last name", "first and last name nearby"),
-    *("in small letters, as words are", "first and last name in one row", "the last name alone"),
+SCRIPT, LONGER, TITLE, NEAR, WORDS, APART, LAST = WEAK = (
+    *("in another script", "with other names between", "a title and the last name"),
+    *("first and last name nearby", "in small letters, as words are"),
+    *("first and last name in one row", "the last name alone"),
 )
-ORDER = (*SURE, LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, *WEAK)
+ORDER = (*SURE, *LIKELY, *WEAK)
 #: Ratio of rapidfuzz (0 to 100) from which words count as the name misspelt, or in another script.
 ALIKE, SOUNDS = 90, 70
 #: Least number of letters of what is compared so, or known by an initial and a name in one word.
