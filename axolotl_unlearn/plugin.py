@@ -146,6 +146,7 @@ class UnlearnPlugin(BasePlugin):
         _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
+        from axolotl_unlearn.checks.config import warmup_note
         from axolotl_unlearn.data.checks import check_columns, check_loaded
         from axolotl_unlearn.data.pairing import PairedDataset
         from axolotl_unlearn.training.phases import phase_steps
@@ -174,6 +175,8 @@ class UnlearnPlugin(BasePlugin):
         epoch = math.ceil(len(pairs) / cfg.batch_size)
         steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs
         meta.total_num_steps = int(cfg.max_steps or steps)
+        for note in warmup_note(cfg, meta.total_num_steps):
+            LOG.warning(note)
         return meta
 
     def get_collator_cls_and_kwargs(self, cfg: DictDefault, is_eval: bool = False):

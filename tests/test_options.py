@@ -100,6 +100,13 @@ def test_warmup_is_a_share_of_the_steps_that_are_made(stage):  # noqa: F811
     assert len(rates) == 12 and rates.index(max(rates)) == 6
 
 
+def test_a_warmup_that_is_not_over_is_said(stage, caplog):  # noqa: F811
+    """Found by the fuzzer: a run of one step with a warmup changed no weight and said nothing."""
+    found = train(stage, "cold", **RUN | {"max_steps": 1, "save_steps": 1, "warmup_steps": 2})
+    assert "`warmup_steps: 2` is not over when the run ends, after 1 step:" in caplog.text
+    assert all(not weight.any() for name, weight in adapter(found).items() if "lora_B" in name)
+
+
 def optimizers() -> list[str]:
     from axolotl.utils.schemas.enums import CustomSupportedOptimizers
     from transformers.training_args import OptimizerNames

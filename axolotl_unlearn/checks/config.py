@@ -251,6 +251,17 @@ def setting_notes(cfg: dict) -> list[str]:
     return notes
 
 
+def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
+    """A run that ends before its learning rate is what the config says."""
+    warmup = cfg.get("warmup_steps")
+    if not isinstance(warmup, int) or not 0 < steps <= warmup:
+        return []
+    return [
+        f"`warmup_steps: {warmup}` is not over when the run ends, after {steps} "
+        f"step{'s' * (steps > 1)}: the learning rate stays below the one that is set."
+    ]
+
+
 def evaluation_notes(cfg: dict) -> list[str]:
     """Evaluations that are asked for and would not take place, or rows that wait for one."""
     keys = ("evals_per_epoch", "eval_steps", "eval_strategy")

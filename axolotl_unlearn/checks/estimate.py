@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.checks.config import warmup_note
 from axolotl_unlearn.checks.rendered import layout
 from axolotl_unlearn.columns import DOCUMENT, IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
@@ -64,6 +65,7 @@ def outlook(
         except UnlearnError as error:
             faults.append(str(error))
     facts["plan"] = plan(cfg, args, rows)
+    facts["notes"] = warmup_note(cfg, facts["plan"].get("steps", 0))
     facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
     longest = [one["longest"] for one in facts["tokens"].values()]
     facts["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
@@ -204,7 +206,9 @@ def lines(facts: dict[str, Any]) -> Iterator[str]:
 
     if not facts:
         return
-    shown = facts | {"memory": {part: decimal(n) for part, n in facts.get("memory", {}).items()}}
+    yield from (f"  note: {note}" for note in facts.get("notes", ()))
+    shown = {key: facts[key] for key in facts if key != "notes"}
+    shown |= {"memory": {part: decimal(n) for part, n in facts.get("memory", {}).items()}}
     text = yaml.safe_dump({k: v for k, v in shown.items() if v}, sort_keys=False, width=100)
     yield from (f"  {line}" for line in text.splitlines())
     near = facts.get("near_duplicates", {})
