@@ -107,6 +107,41 @@ def test_a_mistake_in_a_config(world, monkeypatch, name):
     assert CANARY not in done.output
 
 
+RAISES = "{% for m in messages %}{{ raise_exception('No system here') }}{% endfor %}"
+MISSES = "{% for m in messages %}{{ m.tool.name }}{% endfor %}"
+#: What only tokens show -> words that name the cure: `check --full`.
+TOKENS = {
+    "a template that refuses the rows": ({"chat_template_jinja": RAISES}, "(No system here)"),
+    "a template with another field": ({"chat_template_jinja": MISSES}, "has no attribute 'tool'"),
+    "no such type": ({"type": "chat_templte", "chat_template": None}, "did you mean 'chat_templ"),
+    "a template without its text": ({}, "Axolotl refuses the entry"),
+    "another field of messages": (
+        {"field_messages": "talk", "chat_template": "chatml"},
+        "the entry of `datasets`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_mistake_that_tokens_show(world, monkeypatch, name):
+    monkeypatch.chdir(world)
+    changes, cure = TOKENS[name]
+    entry = {"type": "chat_template", "chat_template": "jinja"} | changes
+    for side in ROWS:
+        rows = [{"messages": [{"role": "user", "content": side}], "id": side}]
+        Path(f"talk-{side}.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    data = [
+        one | {"path": f"talk-{side}.jsonl"}
+        for side, one in zip(ROWS, config()["datasets"], strict=True)
+    ]
+    Path("my.yml").write_text(
+        yaml.safe_dump(config(datasets=data, **{"unlearn.data": {"rows": entry}}))
+    )
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full"])
+    assert done.exit_code == 2 and cure in done.output, done.output
+    assert "ready" not in done.output
+
+
 @pytest.mark.parametrize("name", ["a model of the hub, offline", "a typo in an entry", "no number"])
 def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
     """`axolotl train` ends with the same sentence and code 2, before anything is loaded."""

@@ -293,6 +293,16 @@ def _tokenised(
             code="data.template-cannot-render",
         ) from None
     except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
+        if strategy is None and str(error).lower().startswith("unhandled prompt"):
+            import pkgutil
+
+            from axolotl import prompt_strategies
+
+            near = nearest(kind, [m.name for m in pkgutil.iter_modules(prompt_strategies.__path__)])
+            raise UnlearnError(
+                f"`unlearn.data.rows`: Axolotl has no type {kind!r}{near}; correct it.",
+                code="data.unknown-type",
+            ) from None
         raise UnlearnError(
             f"{origin}: Axolotl's type {_name(kind)} cannot read these rows "
             f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
@@ -341,6 +351,7 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
     from axolotl.utils.config import normalize_cfg_datasets
     from axolotl.utils.dict import DictDefault
     from axolotl.utils.schemas.datasets import SFTDataset
+    from pydantic import ValidationError
 
     given = {key: value for key, value in entry.items() if key not in ("rl", "text_column")}
     strange = [key for key in given if key not in SFTDataset.model_fields]
@@ -351,7 +362,16 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
             "remove it.",
             code="data.entry-key",
         )
-    known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
+    try:
+        known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
+    except ValidationError as error:
+        why = error.errors()[0]
+        key = ".".join(map(str, why["loc"]))
+        raise UnlearnError(
+            f"`unlearn.data.rows`: Axolotl refuses the entry ({key}{': ' if key else ''}"
+            f"{why['msg'].removeprefix('Value error, ').rstrip('.')}); correct it.",
+            code="data.entry-refused",
+        ) from None
     whole = DictDefault({**cfg, "datasets": [known]})
     normalize_cfg_datasets(whole)
     return whole.datasets[0]
