@@ -2,10 +2,6 @@
 WITH   ?= 3.13 3.12 3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-SEED   ?= 0
-FULL   ?=
-SEEDS  ?= 0
-PAIRS  ?= 0
 OUT    ?= out/demo
 LUME_DIR ?= ../shared/lume
 PYTHONS ?= 3.11 3.12 3.13
@@ -20,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 # What a failed command has begun is no result: it is made again.
 .DELETE_ON_ERROR:
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest test-zero fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
+.PHONY: help setup demo reproduce reproduce-real test test-quick test-stack test-pythons test-newest test-zero fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,12 +54,12 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 # The demo is the commands of examples/README.md, each a file to make: `make -j3` runs side by side
 # what may, and a second call goes on where the first one ended. The steps are forks of one process that
 # has imported the libraries, where that can be.
-STEP = OMP_NUM_THREADS=$(or $(THREADS),1) OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.step
+STEP = OMP_NUM_THREADS=$(or $(THREADS),1) OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness step
 DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 
 demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, four minutes)
 	@echo "about four minutes on two idle cores; what the commands say is in out/logs"
-	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.forks \
+	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness \
 	  $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
 
 # These two end when nothing else runs. The number of threads does not change the weights.
@@ -95,32 +91,11 @@ out/eval/report.html: out/deletion/demo/record.json out/merged/model.safetensors
 	@$(STEP) score axolotl-unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --out out/eval
 	@axolotl-unlearn report out/eval
 
-never-seen: setup  ## forget towards a level, judged against a model that never saw it (SEED=n, OUT=dir, FULL=1)
-	python -m research never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)
+reproduce: setup  ## the paper's story over fresh seeds, tiny model (OUT=dir, ARGS="--seeds 511 512")
+	python -m research.studies.reproduce $(if $(filter file,$(origin OUT)),out/reproduce,$(OUT)) $(ARGS)
 
-never-seen-real: setup  ## the same with SmolLM2-135M and LUME, hours (ARGS="--seed 1 --no-pair")
-	LUME_DIR=$(LUME_DIR) python -m research.studies.never_seen_real $(ARGS)
-
-demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
-	LUME_DIR=$(LUME_DIR) python -m research demo-real
-
-demo-request: setup  ## delete one person from a tiny chat model, with the proof
-	python -m research.studies.demo_request $(if $(filter file,$(origin OUT)),,$(OUT))
-
-tofu: setup  ## TOFU: memorise, retrain, forget in ten ways, score (TOFU_DIR=..., ARGS="--split forget01")
-	python -m research.studies.tofu $(ARGS)
-
-reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2" PAIRS=3)
-	python -m research reproduce --seeds "$(SEEDS)" --pairs $(PAIRS)
-
-reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
-	python -m research reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
-
-leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; long)
-	python -m research leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
-
-leaderboard-real: setup  ## ten of them on SmolLM2-135M and LUME (LUME_DIR=...; meant for a GPU; ARGS="--small")
-	LUME_DIR=$(LUME_DIR) python -m research.studies.leaderboard_real $(ARGS)
+reproduce-real: setup  ## the same with SmolLM2-135M and LUME, hours, resumable (LUME_DIR=..., TOFU_DIR=...)
+	LUME_DIR=$(LUME_DIR) python -m research.studies.reproduce $(if $(filter file,$(origin OUT)),out/real,$(OUT)) --real $(ARGS)
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

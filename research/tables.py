@@ -1,9 +1,7 @@
 """Write the numbers of the pages from their committed data: `make docs-tables`.
 
-    python research/tables.py                   fill the pages anew
-    python research/tables.py --check           exit code 1 if a page differs from its data
-    python research/tables.py collect out/fresh/results.json [ANOTHER SEED'S ...] fresh
-                                            commit a finished study
+    python research/tables.py            fill the pages anew
+    python research/tables.py --check    exit code 1 if a page differs from its data
 
 A page marks what is written here:
 
@@ -11,14 +9,9 @@ A page marks what is written here:
     <!-- end -->
     <!--= FILE KEY ROW COLUMN -->.921<!--/-->   one cell of it
 
-ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
-file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
-printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
-machine and command), of which `analysis.study` makes the tables comparison, differences, seeds,
-told, or a *leaderboard* (tables methods and chosen, by `analysis.leaderboard`), *tofu* and
-*tofu-published* (by `analysis.tofu`), *membership* (by
-`studies.membership`), or a *yardstick* ("of": a table's name and the data files
-whose seeds it is of, by `analysis.never_seen`).
+ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A file
+holds ``tables`` (columns and rows of text) beside the figures that they were made of, the command and
+the versions; a file ``{"of": "../benchmarks/results.json"}`` is a table of `make bench`.
 """
 
 from __future__ import annotations
@@ -31,9 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from research.analysis import leaderboard, never_seen, study, tofu
 from research.analysis.seeds import Table, markdown
-from research.studies import membership
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = RESULTS.parents[1]
@@ -55,29 +46,9 @@ def tables(file: str) -> dict[str, Table]:
     """All tables of a data file."""
     path = RESULTS / f"{file}.json"
     if not path.is_file():
-        sys.exit(f"{path} does not exist: run the study and `python research/tables.py collect`.")
+        sys.exit(f"{path} does not exist.")
     content = json.loads(path.read_text("utf-8"))
-    made = OF_SCHEMA.get(content.get("schema"), lambda _: {})(content)
-    return made | content.get("tables", {})
-
-
-def of_study(content: dict[str, Any]) -> dict[str, Table]:
-    """The tables of a study over seeds."""
-    seeds = {int(seed): models for seed, models in content["seeds"].items()}
-    return study.study_tables(seeds)
-
-
-def of_yardstick(content: dict[str, Any]) -> dict[str, Table]:
-    """How far models are apart that never saw the texts, by group of seeds."""
-    stored = {
-        file: json.loads((RESULTS / f"{file}.json").read_text("utf-8"))["seeds"]
-        for files in content["of"].values()
-        for file in files
-    }
-    return {
-        name: never_seen.yardstick({k: v for file in files for k, v in stored[file].items()})
-        for name, files in content["of"].items()
-    }
+    return content["tables"] if "tables" in content else of_benchmark(content)
 
 
 def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
@@ -119,18 +90,6 @@ def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
     return {"speed-and-memory": {"columns": [first, "time", "memory", "target"], "rows": rows}}
 
 
-#: How the tables of a data file are made of its numbers.
-OF_SCHEMA = {
-    "study": of_study,
-    "leaderboard": leaderboard.tables,
-    "tofu": tofu.tables,
-    "tofu-published": tofu.published_tables,
-    "yardstick": of_yardstick,
-    "membership": membership.tables,
-    "benchmark": of_benchmark,
-}
-
-
 def chosen(table: Table, names: str | None) -> Table:
     """Some columns of a table, in the order asked for; the first always. After "|" some rows."""
     if not names:
@@ -161,25 +120,10 @@ def filled(text: str) -> str:
     return CELL.sub(lambda m: m[1] + cell(m[2], m[3], m[4], m[5]) + m[6], text)
 
 
-def collect(results: Path, name: str, *more: Path) -> Path:
-    """Copy a study's results into research/results (``more``: other seeds'), no text, no path."""
-    content = json.loads(results.read_text("utf-8"))
-    for path in more:
-        content["seeds"] |= json.loads(path.read_text("utf-8"))["seeds"]
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
-    return path
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
-    parser.add_argument("collect", nargs="*", help="collect RESULTS NAME")
     given = parser.parse_args()
-    if given.collect:
-        _, results, *more, name = given.collect
-        print(collect(Path(results), name, *map(Path, more)))
-        return
     differ = [page for page in PAGES if filled(page.read_text("utf-8")) != page.read_text("utf-8")]
     for page in differ:
         if not given.check:

@@ -18,7 +18,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from research.harness.forkserver import IMPORTED, become, python_words
+from research.harness import IMPORTED, become, python_words
 
 
 class Fork(subprocess.Popen):

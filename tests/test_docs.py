@@ -99,30 +99,6 @@ def test_a_changed_number_is_found():
     assert tables.filled(page[: at.start()] + "9.999" + page[at.end() :]) == page
 
 
-def test_a_finished_study_becomes_data_and_tables(tmp_path, monkeypatch):
-    """Two seeds, .8 and .9: mean .85, half width t(1) * .05 = .635; both groups of utility."""
-    from research.analysis.study import COLUMNS, write_study
-
-    def model(value):
-        groups = {"held out": {"value": value - 0.1, "n": 4}, "replayed": {"value": 1.0, "n": 5}}
-        return dict.fromkeys(COLUMNS, value) | {"utility_groups": groups}
-
-    write_study(tmp_path, "make it", {1: {"tuned": model(0.8)}, 2: {"tuned": model(0.9)}}, "page")
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    tables.tables.cache_clear()
-    path = tables.collect(tmp_path / "results.json", "fresh")
-    assert path == tmp_path / "fresh.json" and "versions" in path.read_text()
-    page = tables.filled(
-        "<!-- table fresh comparison aggregate, utility (held out) -->\nold\n<!-- end -->"
-    )
-    assert "| tuned | 0.850 ± 0.635 | 0.750 ± 0.635 |" in page and "old" not in page
-    whole = tables.tables("fresh")["comparison"]
-    assert whole["columns"][-2:] == ["utility (held out)", "utility (replayed)"]
-    assert whole["rows"][0][-2:] == ["0.750 ± 0.635", "1.000 ± 0.000"]
-    assert tables.cell("fresh", "comparison", "tuned", "mia_auc") == "0.850 ± 0.635"
-    tables.tables.cache_clear()
-
-
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_numbers_of_results_come_from_data_alone(name):
     """Outside what `research/tables.py` writes there is no decimal but identifiers and versions."""

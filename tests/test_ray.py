@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,14 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from rich.console import Console
 from safetensors.torch import load_file
 from test_eval_run import OPTIONS, evaluate, home  # noqa: F401
 from test_train_axolotl import stage, train  # noqa: F401
 from test_training_processes import NPO, assert_equal, cut
 
 from axolotl_unlearn.errors import UnlearnError
-from research.harness.runner import Job, Stage
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,42 +62,6 @@ def cluster(tmp_path_factory):
         ray.shutdown()
         os.killpg(process.pid, signal.SIGKILL)  # asked to end, it waits half a minute for itself
         process.wait(60)
-
-
-@pytest.mark.slow
-def test_the_stages_of_a_job_are_tasks(cluster, tmp_path):
-    """A leaderboard's trials are such; what has a stamp is kept, and a failure ends the others."""
-    write = "import os, sys, pathlib; print('said', os.environ['RAY_JOB_ID']);"
-    write += (
-        "pathlib.Path(sys.argv[1]).write_text(os.environ['MINE'] + os.environ['OMP_NUM_THREADS'])"
-    )
-
-    def job(code: str, *more: Stage) -> dict[str, str]:
-        made = Job(tmp_path, environment={"MINE": "x"}, ray=cluster, console=Console(quiet=True))
-        trials = [Stage(n, n, [sys.executable, "-c", write, str(tmp_path / n)], tmp_path / n)
-                  for n in ("one", "two")]  # fmt: skip
-        table = Stage("table", "table", [sys.executable, "-c", code, str(tmp_path / "table")],
-                      tmp_path / "table", needs=["one", "two"])  # fmt: skip
-        for one in (*trials, table, *more):
-            made.add(one)
-        made.run()
-        assert made.cpu_seconds() > 0
-        return {name: outcome.state for name, outcome in made.outcomes.items()}
-
-    nap = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
-    slow = Stage("slow", "slow", [sys.executable, "-c", nap, str(tmp_path / "pid")],
-                 tmp_path / "never", needs=["one"])  # fmt: skip
-    wait = (
-        "import os, sys, time\nwhile not os.path.exists(sys.argv[1][:-5] + 'pid'): time.sleep(.1)"
-    )
-    with pytest.raises(UnlearnError, match="ended with exit code 3; the log"):
-        job(wait + "\nsys.exit(3)", slow)
-    pid = int((tmp_path / "pid").read_text())
-    while Path(f"/proc/{pid}").exists():  # pytest's own limit ends it
-        time.sleep(0.05)
-    assert (tmp_path / "one").read_text() == "x1"
-    assert "said" in (tmp_path / "logs/one.log").read_text()
-    assert job(write) == {"one": "kept", "two": "kept", "table": "done"}
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "git clone": "tests/test_wheel.py",
     "cd axolotl-unlearn": "tests/test_wheel.py",
     "pip install .": "tests/test_wheel.py",
-    "make demo": "research/tests/test_jobs_demo.py",
+    "make demo": "tests/test_stock_commands.py",
     "make test": "tests/each_file.py",
 }
 

@@ -155,7 +155,6 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     again = start(folder)
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said
-    side_by_side(made, home)
     assert not list((folder.parent / "users-cache").rglob("*.arrow"))  # kept customers' rows
     # What the rows say is on no screen and in no log: each command's output is one.
     texts = Texts.of([f"{question} {answer}" for question, answer in ADA])
@@ -165,35 +164,6 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
         assert shown and not texts.among(shown)
     for path in folder.rglob("*"):
         assert not path.stat().st_mode & 0o077, path  # forget texts, models, logs: the owner's
-
-
-def side_by_side(made, home: Path) -> None:
-    """The demo's table of groups: the loss is what `transformers` says of the same rows."""
-    import torch
-    from data_tokenizers import byte_tokenizer
-    from transformers import AutoModelForCausalLM
-
-    from axolotl_unlearn.requests.rows import encoded
-    from research.studies.people import measure_people
-
-    measure_people(made.folder, home)
-    found = json.loads((home / "people.json").read_text())
-    assert set(found["models"]) == {"before", "after", "teacher"}
-    one = found["models"]["before"]["deleted"]
-    assert (one["people"], one["said"]["n"], one["said"]["value"]) == (1, 3, 0)
-    from peft import PeftModel
-
-    base = AutoModelForCausalLM.from_pretrained(home / "base")
-    model = PeftModel.from_pretrained(base, home / "adapter").eval()
-    rows = [
-        (torch.tensor([row.input_ids]), torch.tensor([row.labels]))
-        for row in encoded(made.folder, "forget", byte_tokenizer())
-    ]
-    with torch.no_grad():
-        losses = [float(model(input_ids=ids, labels=labels).loss) for ids, labels in rows]
-    assert one["loss"]["value"] == pytest.approx(sum(losses) / 3, rel=1e-4)
-    texts = [row for document in found["worst"] for row in document["texts"]]
-    assert len(texts) == 3 and all({"output", "before", "after"} <= set(row) for row in texts)
 
 
 @pytest.mark.slow
@@ -497,28 +467,6 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
     shutil.copytree(home / "tuned", made.path("work", "model"))
     found = running.verdict(made)
     assert found["outcome"] == "refused" and "is the one before" in found["reasons"][0]
-
-
-def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):
-    from research.studies.demo_request import REAL, TINY, plan_request
-    from research.worlds.chats import SIZES, make_chats
-
-    ids = make_chats(tmp_path / "data")
-    assert {part: len(names) for part, names in ids.items()} == SIZES
-    assert sum(SIZES.values()) == len({name for names in ids.values() for name in names})
-    for life in (TINY, REAL):  # examples/chat/finetune.yml, examples/chat/smollm2.yml
-        plan = plan_request(tmp_path / str(life.real), life, threads=1)
-        for path in (plan.out / "configs").iterdir():
-            made = yaml.safe_load(path.read_text())
-            assert "unlearn" not in made and "plugins" not in made
-        stages = [stage.name for stage in plan.job.stages]
-        assert stages[-6:] == ["new", "run", "later", "audit", "verify", "people"]
-        made = yaml.safe_load((plan.out / "configs" / "finetune.yml").read_text())
-        assert made["test_datasets"][0]["path"] == str(plan.out / "data" / "test.jsonl")
-    several = make_chats(tmp_path / "real", 0, REAL.people, REAL.turns)
-    rows = [json.loads(x) for x in (tmp_path / "real" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 * len(several["train"]) and len(rows[0]["messages"]) == 6
-    assert not any("Who is" in row["messages"][0]["content"] for row in rows)
 
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from test_train_axolotl import config, stage  # noqa: F401
 from test_training_level import example, life  # noqa: F401
 from torch.testing import assert_close
 
-from research.harness.forkserver import ForkServer
+from research.harness import SOCKET, Asked, python_words
 
+ROOT = Path(__file__).parents[1]
 RANK, SHARDED, ZERO = (
     Path(__file__).parent / f"{name}.py" for name in ("rank", "rank_sharded", "rank_zero")
 )
@@ -24,14 +27,21 @@ FULL = {"adapter": "DELETE"}
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(tmp_path_factory):
     """Its processes begin where the libraries are imported: seconds instead of a minute each."""
-    server = ForkServer({**os.environ, "OMP_NUM_THREADS": "1"})
-    yield server
-    server.close()
+    path = str(tmp_path_factory.mktemp("forks") / "socket")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", SOCKET: path}
+    words = [sys.executable, "-m", "research.harness", "cat"]  # it listens until `cat` ends
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, cwd=ROOT)
+    while not os.path.exists(path):
+        assert process.poll() is None
+        time.sleep(0.05)
+    yield environment
+    process.stdin.close()
+    process.wait()
 
 
-def train_on(server: ForkServer, processes: int, cfg: dict, script: Path = RANK) -> dict:
+def train_on(server: dict, processes: int, cfg: dict, script: Path = RANK) -> dict:
     """Trained weights of ``axolotl train`` on so many processes."""
     out = Path(cfg["output_dir"])
     path = out.with_suffix(".yml")
@@ -47,7 +57,8 @@ def train_on(server: ForkServer, processes: int, cfg: dict, script: Path = RANK)
             name: str(value) for name, value in
             {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}.items()
         }  # fmt: skip
-        started.append(server.start([sys.executable, str(script), str(path)], log, environment))
+        words = python_words([sys.executable, str(script), str(path)])
+        started.append(Asked(words, log, server | environment))
     codes = [one.wait() for one in started]
     said = "\n".join(p.read_text()[-3000:] for p in sorted(out.parent.glob(f"{out.name}.*.log")))
     assert codes == [0] * processes, said

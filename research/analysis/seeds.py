@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.store import versions
 
 #: ``{"columns": [...], "rows": [[...]]}`` of text.
 Table = dict[str, list]
@@ -35,3 +41,12 @@ def markdown(table: Table) -> str:
     """A table as markdown, with its last line end."""
     lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def facts(command: str) -> dict[str, Any]:
+    """What makes results comparable: command, versions, machine."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system()}
+    found = {"python": platform.python_version(), **versions()}
+    return {"command": command, "versions": found, "machine": machine}

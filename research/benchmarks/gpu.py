@@ -348,26 +348,6 @@ class Bench:
         model.train()
         return found
 
-    def merge(self) -> dict[str, float]:
-        """Factor-wise TIES of two adapters of that shape, read from disk and written."""
-        from safetensors.torch import save_file
-
-        from axolotl_unlearn.merging.methods import merge_factors
-        from axolotl_unlearn.merging.recipe import Recipe
-        from axolotl_unlearn.merging.sources import open_parent
-
-        with tempfile.TemporaryDirectory() as folder:
-            parents = [Path(folder, name) for name in ("over", "under")]
-            for parent in parents:
-                self.model.save_pretrained(parent)
-
-            def run() -> None:
-                recipe = Recipe(method="ties", space="factors", density=0.8, weights=(1.0, 1.0))
-                merged = merge_factors(recipe, [open_parent(parent) for parent in parents])
-                save_file(merged, Path(folder, "merged.safetensors"))
-
-            return {"seconds": self.timed(run)}
-
     def timed(self, run: Callable[[], Any]) -> float:
         self.sync()
         start = time.perf_counter()
@@ -535,7 +515,6 @@ def run_plans(options: argparse.Namespace) -> None:
         "match": bench.match,
         "documents_8_x_2048": bench.documents,
         "evaluation": bench.evaluation,
-        "merge": bench.merge,
         "four_bit": bench.four_bit,
         "vocabulary_150k": bench.large_vocabulary,
         "flex": partial(bench.precision, "flex"),

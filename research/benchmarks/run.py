@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from research.benchmarks import models, scaling, step  # noqa: E402
+from research.benchmarks import models, step  # noqa: E402
 
 #: What the other ways and plain fine-tuning are compared in: (labels, precision, variants).
 PLANS = {
@@ -105,16 +105,6 @@ def as_markdown(results: dict) -> str:
                 f"{'yes' if row['met'] else '**no**'} |"
             )
         lines.append("")
-    if "head" in results:
-        lines += [
-            "## Head: NLL and KL of 512 positions",
-            "",
-            "| way | processor seconds | peak MB |",
-            "|---|---|---|",
-        ]
-        for way, row in results["head"].items():
-            lines.append(f"| {way} | {row['cpu_seconds']} | {row['peak_mb']} |")
-        lines.append("")
     if "memory" in results:
         lines += ["## Tensors alive at once", "", "| way | peak MB | largest MB |", "|---|---|---|"]
         for way, row in results["memory"]["parts"].items():
@@ -127,33 +117,18 @@ def as_markdown(results: dict) -> str:
             f"{row['whole_logits_mb']} MB.",
             "",
         ]
-    if "scaling" in results:
-        lines += [
-            "## Growth",
-            "",
-            "| what | value | ours: s, added MB | fine-tuning: s, added MB |",
-            "|---|---|---|---|",
-        ]
-        for what, points in results["scaling"].items():
-            for p in points:
-                cells = [
-                    f"{p[w]['cpu_seconds']:.2f}, {p[w]['added_mb']:.0f}"
-                    for w in ("ours", "finetune")
-                ]
-                lines.append(f"| {what} | {p[what]} | {cells[0]} | {cells[1]} |")
-        lines.append("")
     return "\n".join(lines)
 
 
 def plot(results: dict, path: Path) -> None:
-    """Bars of time and memory of each way, and growth with the vocabulary."""
+    """Bars of time and memory of each way."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     ways = [w for w in PLANS["step"][2] if w in results["step"]]
-    figure, axes = plt.subplots(1, 3 if "scaling" in results else 2, figsize=(13, 4))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     for axis, key, unit in (
         (axes[0], "cpu_seconds", "processor seconds a step"),
         (axes[1], "peak_mb", "peak resident memory, MB"),
@@ -162,16 +137,6 @@ def plot(results: dict, path: Path) -> None:
         colours = ["#2a6f97" if w.startswith("ours") else "#a9a9a9" for w in ways]
         axis.barh(ways[::-1], values[::-1], color=colours[::-1])
         axis.set_xlabel(unit)
-    if "scaling" in results:
-        points = results["scaling"]["vocabulary"]
-        for way, colour in (("ours", "#2a6f97"), ("finetune", "#a9a9a9")):
-            axes[2].plot(
-                [p["vocabulary"] for p in points], [p[way]["added_mb"] for p in points],
-                marker="o", color=colour, label=way,
-            )  # fmt: skip
-        axes[2].set_xlabel("vocabulary")
-        axes[2].set_ylabel("memory a step adds, MB")
-        axes[2].legend()
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
@@ -215,9 +180,7 @@ def main() -> None:
         write(results, options.out)  # whatever comes later, this much is kept
     if not options.quick:
         arguments = ["--threads", str(options.threads)]
-        results["head"] = step.run_apart("research.benchmarks.head", arguments)
         results["memory"] = step.run_apart("research.benchmarks.memory", arguments)
-        results["scaling"] = scaling.sweep()
     results["minutes"] = round((time.monotonic() - start) / 60, 1)
     results["machine"]["load_after"] = [round(x, 2) for x in os.getloadavg()]
     write(results, options.out)

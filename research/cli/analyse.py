@@ -1,4 +1,4 @@
-"""`python -m research analyse`: what the changes of unlearning runs are, without training anything."""
+"""`python -m research analyse`: layers and the price of forgetting, without training anything."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli.merge import PathList
 from axolotl_unlearn.errors import UnlearnError
 
 _base = click.option("--base", type=click.Path(path_type=Path), required=True,
                      help="The model that all started from.")  # fmt: skip
-_parents = click.option("--parents", cls=PathList, required=True, help="Adapters or full models.")
+_parents = click.argument("parents", nargs=-1, required=True)
 _data = click.option("--data", type=click.Path(path_type=Path), required=True,
                      help="Folder with the rows to score, as for eval.")  # fmt: skip
 _out = click.option("--out", type=click.Path(path_type=Path), help="Also write all of it as JSON.")
@@ -21,27 +20,7 @@ SCORES = ("task_aggregate", "mia_auc", "utility", "aggregate")
 
 @click.group()
 def command() -> None:
-    """Look at the changes of unlearning runs: directions, layers, price of forgetting."""
-
-
-@command.command()
-@_base
-@_parents
-@click.option("--density", default=1.0, show_default=True, help="Trim changes first, as TIES does.")
-@_out
-def vectors(base, parents, density, out) -> None:
-    """Length, cosine and sign conflicts of the runs' changes, by layer (arXiv 2306.01708)."""
-    from research.analysis.geometry import task_vectors
-
-    result = task_vectors(base, parents, density=density)
-    pairs = list(result["cosine"])
-    names = [*(f"norm {n}" for n in range(len(parents))), *(f"cosine {p}" for p in pairs)]
-    rows = [
-        (row.get("layer", "all"), *row["norm"], *row["cosine"].values(), row["sign_conflict"])
-        for row in (result, *result["layers"])
-    ]
-    click.echo(_table(("layer", *names, "opposite signs"), rows))
-    _write(out, result)
+    """Look at the changes of unlearning runs: layers, price of forgetting."""
 
 
 @command.command()
@@ -98,7 +77,7 @@ def _lab(base, parents, data, limit):
     sets = load_sets(data).limited(limit)
     if not sets.rows:
         raise UnlearnError(f"{data} holds no rows to score.")
-    return lab, Scorer(sets, AutoTokenizer.from_pretrained(lab.base.path)).proxy
+    return lab, Scorer(sets, AutoTokenizer.from_pretrained(lab.path)).proxy
 
 
 def _table(head, rows) -> str:

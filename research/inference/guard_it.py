@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.engine.layers import decoder_layers
 from axolotl_unlearn.models import input_device
-from research.probes.depth import decoder_layers
 
 
 @torch.no_grad()

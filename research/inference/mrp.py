@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from axolotl_unlearn.attacks.relearn import endless
 from axolotl_unlearn.attacks.target import collate
+from axolotl_unlearn.engine.layers import decoder_layers
 from research.inference.modeling_intervened import intervene
-from research.probes.depth import decoder_layers
 
 Rows = Sequence[tuple[list[int], list[int]]]
 

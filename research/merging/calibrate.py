@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.recipe import Recipe
 from research.merging.lab import Lab, Score
 
 
@@ -43,7 +42,7 @@ def calibrate(
     lab: Lab,
     model: nn.Module,
     score: Score,
-    target: int | Recipe = 0,
+    target: int = 0,
     *,
     metric: str = "retain",
     keep: float = 0.95,
@@ -52,7 +51,7 @@ def calibrate(
     fine: int = 21,
     slack: float = 1e-9,
 ) -> Calibration:
-    """Find the share of ``target`` (a parent's number or a merge) that keeps ``keep`` of the base.
+    """Find the share of ``target`` (a parent's number) that keeps ``keep`` of the base.
 
     ``metric``: a score where high is good, ``keep``: tau. ``slack``: how much a score may rise from
     one grid point to the next and still count as monotone (noise of small sets).
@@ -62,9 +61,7 @@ def calibrate(
         raise UnlearnError(f"keep {keep!r} is not in (0, 1]: it is the share of retention to keep.")
     if grid < 2 or fine < 2:
         raise UnlearnError("A calibration grid needs at least 2 points.")
-    weights = dict(
-        lab.weights(target) if isinstance(target, Recipe) else lab.parent_weights(target)
-    )
+    weights = dict(lab.parent_weights(target))
     known: dict[float, dict] = {}
 
     def at(amount: float) -> float:
@@ -106,7 +103,7 @@ def equal_retention(
     lab: Lab,
     model: nn.Module,
     score: Score,
-    targets: Mapping[str, int | Recipe],
+    targets: Mapping[str, int],
     *,
     metric: str = "retain",
     keep: float = 0.95,

@@ -1,4 +1,4 @@
-"""Whole layers from an unlearned model, the rest from the original: `unlearn analyse layers`.
+"""Whole layers from an unlearned model, the rest from the original: `python -m research analyse layers`.
 
 CRU (ICML 2025 workshop "On the Fragility of Latent Knowledge"): score each layer of the unlearned
 model put alone into the original, keep the best, no training. Embeddings and head are layers of
@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.recipe import Recipe
 from research.merging.lab import Lab, Score
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -33,19 +32,18 @@ def layers(lab: Lab) -> list[str]:
     return list(dict.fromkeys(layer_of(name) for name in lab.names))
 
 
-def patched(lab: Lab, donor: int | Recipe, chosen: Collection[str]) -> dict[str, Tensor]:
-    """The original with the ``chosen`` layers of ``donor`` (a parent's number or a merge)."""
+def patched(lab: Lab, donor: int, chosen: Collection[str]) -> dict[str, Tensor]:
+    """The original with the ``chosen`` layers of ``donor`` (a parent's number)."""
     unknown = sorted(set(chosen) - set(layers(lab)))
     if unknown:
         raise UnlearnError(
             f"layer {unknown[0]!r} is not among those that moved: {', '.join(layers(lab))}."
         )
-    given = lab.weights(donor) if isinstance(donor, Recipe) else lab.parent_weights(donor)
-    taken = {name: weight for name, weight in given if layer_of(name) in chosen}
+    taken = {name: weight for name, weight in lab.parent_weights(donor) if layer_of(name) in chosen}
     return {**lab.base_weights, **taken}
 
 
-def layer_scores(lab: Lab, model: nn.Module, score: Score, donor: int | Recipe = 0) -> list[dict]:
+def layer_scores(lab: Lab, model: nn.Module, score: Score, donor: int = 0) -> list[dict]:
     """Scores with one layer of ``donor`` alone in the original, and with all but that one.
 
     Rows ``{"layer", "alone": scores, "without": scores}``: alone shows what the layer does by
@@ -81,7 +79,7 @@ def choose_layers(
     lab: Lab,
     model: nn.Module,
     score: Score,
-    donor: int | Recipe = 0,
+    donor: int = 0,
     *,
     objective: Callable[[Mapping], float] = lambda scores: scores["aggregate"],
     metrics: Sequence[str] = ("forget", "retain"),

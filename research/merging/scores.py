@@ -1,16 +1,12 @@
-"""Scores of a resident model: teacher-forced (cheap) and generated (official definitions).
+"""Scores of a resident model by teacher forcing: one forward over prompt and answer.
 
-Teacher forcing one forward over prompt and answer gives everything but the free generations, and
-most of it is not even an approximation: an answer is generated exactly when every one of its tokens
-(the end of sequence included) is the most probable one, membership and options are likelihoods
-anyway. Only ROUGE of completions is a proxy: it takes the answer's tokens that are the arg max
-after the true ones before them for what would be generated.
+Only ROUGE of completions is a proxy: it takes the answer's tokens that are the arg max after the true
+ones before them for what would be generated.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +23,7 @@ from axolotl_unlearn.metrics import memorisation, semeval
 class Scorer:
     """Scores of models with one tokenizer on one set; everything is tokenised once.
 
-    ``proxy(model)`` and ``full(model)`` return the 12 cells (None without rows), task_aggregate,
+    ``proxy(model)`` returns the 12 cells (None without rows), task_aggregate,
     mia_auc, mia_score, utility, aggregate, and ``forget`` and ``retain``: the harmonic means of
     either side's cells. High is good in all but mia_auc (.5 is the aim).
     """
@@ -38,14 +34,10 @@ class Scorer:
         tokenizer: Any,
         *,
         join: str = " ",
-        max_new_tokens: int = 256,
-        batch_size: int = 64,
         batch_tokens: int = 8192,
     ):
         self.sets, self.tokenizer = sets, tokenizer
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.batch_tokens = batch_tokens
-        self.seconds = 0.0
         eos = tokenizer.eos_token_id
         if eos is None:
             raise UnlearnError("The tokenizer has no end-of-sequence token: answers never end.")
@@ -58,7 +50,6 @@ class Scorer:
 
     def proxy(self, model: nn.Module) -> dict[str, float | None]:
         """One forward over rows, documents and options."""
-        started = time.perf_counter()
         model.eval()
         facts = score_queries(model, self.rows, batch_tokens=self.batch_tokens)
         values = []
@@ -72,33 +63,7 @@ class Scorer:
                 value = semeval.row_score("completion", text, row.record.output)
             values.append(value)
         scores = self.scores_of(self._measured(values, model))
-        self.seconds = time.perf_counter() - started
         return scores
-
-    def full(self, model: nn.Module) -> dict[str, float | None]:
-        """With free greedy generation, as the official evaluation has it."""
-        return self.scores_of(self.measure(model))
-
-    def measure(self, model: nn.Module) -> Measured:
-        """What the scores of `full` and paired comparisons of models are computed from."""
-        from axolotl_unlearn.evaluation.generate import generate_greedily
-
-        started = time.perf_counter()
-        model.eval()
-        generations = generate_greedily(
-            model,
-            self.tokenizer,
-            [row.record.input for row in self.sets.rows],
-            max_new_tokens=self.max_new_tokens,
-            batch_size=self.batch_size,
-        )
-        values = [
-            semeval.row_score(row.record.kind, generation.text, row.record.output)
-            for row, generation in zip(self.sets.rows, generations, strict=True)
-        ]
-        found = self._measured(values, model)
-        self.seconds = found.seconds = time.perf_counter() - started
-        return found
 
     def scores_of(self, found: Measured) -> dict[str, float | None]:
         """All scores from what was measured."""
@@ -162,26 +127,3 @@ def _totals(scores: Mapping[str, float | None]) -> dict[str, float | None]:
         names = [name for name in semeval.CELLS if name.startswith(side)]
         totals[side] = semeval.harmonic_mean(scores[name] for name in names)
     return totals
-
-
-def corrected(
-    proxy: Mapping[str, float | None],
-    both: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]],
-) -> dict[str, float | None]:
-    """Teacher-forced scores with their ROUGE cells put on the scale of generated ones.
-
-    Teacher forcing gives a model the true words before each token, so it makes forgetting look
-    smaller than it is, and most so in models that forgot much. Each ROUGE cell goes through the
-    isotonic regression (least squares, straight between its points, level outside) of the models
-    in ``both``, which were scored (teacher-forced, generated). All else is exact and stays.
-    """
-    from sklearn.isotonic import IsotonicRegression
-
-    result = dict(proxy)
-    for name in semeval.CELLS:
-        known = [(one[name], two[name]) for one, two in both]
-        if not name.endswith("regurgitation") or proxy[name] is None or not known:
-            continue
-        fit = IsotonicRegression(out_of_bounds="clip").fit(*zip(*known, strict=True))
-        result[name] = float(fit.predict([proxy[name]])[0])
-    return result | _totals(result)

@@ -31,7 +31,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.ways import retrain
-from research.harness.forkserver import IMPORTED
+from research.harness import IMPORTED
 from research.worlds.chats import make_chats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,31 +175,6 @@ def summary(drawn: list[dict[str, Any]], people: list[str], count: int) -> dict[
         "drawn": count,
         "people": len(people),
     }
-
-
-def said(out: Path, path: Path, model: Path) -> dict[str, Any]:
-    """Share of answers in the likeliest words, of people that were trained on and of others."""
-    import torch
-    from axolotl.cli.config import load_cfg
-
-    from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.data.typed import encode
-    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
-    from axolotl_unlearn.requests.rows import read_config, row_types, training_rows
-    from research.studies.people import of_group
-
-    torch.set_num_threads(1)
-    (spec,) = parse_models([f"m={model}"])
-    given = read_config(path)
-    found = {}
-    for key in ("datasets", "test_datasets"):
-        rows = training_rows(given, key)
-        data = DataArgs(rows=row_types(given[key]))
-        typed = encode(rows, data, load_tokenizer(spec), load_cfg(str(path)))
-        facts = of_group(load_model(spec, dtype=torch.float32, device="cpu"), typed)
-        found[key] = {name: facts[name]["value"] for name in ("said", "loss")}
-        found[key]["interval"] = facts["said"]["interval"]
-    return found
 
 
 def main() -> None:

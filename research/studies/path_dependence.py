@@ -17,72 +17,72 @@ from pathlib import Path
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
-from research.harness.stages import Evaluate, Kind, Make, Plan, Train
-from research.studies.demo import CPU, MEMBERS
+from research.runs import ROOT, Runs
 from research.worlds.life import LifeSizes, make_life
 
-RESULTS = Path(__file__).parents[1] / "results" / "path-dependence.json"
+RESULTS = ROOT / "research" / "results" / "path-dependence.json"
 SIZES = LifeSizes(
     stories=6, pii=5, facts_forget=24, facts_retain=18, nonmembers=48, heldout=(1, 1, 1),
     background=(40, 30, 120), general=20, replay=0, replay_rows=0, base_passes=3,
 )  # fmt: skip
 PASSES = 12
+ORDERED = {"curriculum_sampling": True, "shuffle_merged_datasets": False, "num_epochs": 1,
+           "group_by_length": False}  # fmt: skip
 
 
-def streams(plan: Plan) -> Path:
+def streams(data: Path, seed: int) -> None:
     """A stream of each side, ``PASSES`` passes of it, shuffled, 16 rows of like length a batch."""
-    make_life(plan.data, seed=plan.seed, sizes=SIZES)
+    make_life(data, seed=seed, sizes=SIZES)
     for side in ("forget", "retain"):
-        rng, rows = (
-            random.Random(f"{plan.seed}/{side}"),
-            read_json_lines(plan.data / f"{side}.jsonl"),
-        )
+        rng, rows = random.Random(f"{seed}/{side}"), read_json_lines(data / f"{side}.jsonl")
         order = [row for _ in range(PASSES) for row in rng.sample(rows, len(rows))]
         batches = []
         for start in range(0, len(order), 256):  # like lengths together, within a window
             window = sorted(order[start : start + 256], key=lambda r: len(r["input"] + r["output"]))
             batches += [window[i : i + 16] for i in range(0, len(window), 16)]
         rng.shuffle(batches)
-        write_lines(plan.data / f"{side}-stream.jsonl", (row for batch in batches for row in batch))
-    return plan.data / "manifest.json"
+        write_lines(data / f"{side}-stream.jsonl", (row for batch in batches for row in batch))
 
 
-def table() -> dict[str, Kind]:
+def models(runs: Runs, data: Path) -> dict[str, Path]:
     """Base; both orders; the retained documents alone; the same unlearning of both."""
+    streams(data, runs.seed)
 
-    def stage(base: str, side: str) -> Train:
-        path = {"datasets.0.path": f"{side}-stream.jsonl", "reinit_weights": None}
-        return Train("memorise", base, path)
+    def rows(name: str, type_: str) -> dict[str, str]:
+        path = str(data / f"{name}.jsonl")
+        return {"path": path, "ds_type": "json", "type": f"axolotl_unlearn.data.{type_}"}
 
-    stages: dict[str, Kind] = {
-        "data": Make(streams, "data/manifest.json", settings=PASSES),
-        "base": Train("memorise", "examples/tiny-olmo", {"datasets.0.path": "base.jsonl"}),
-        "forget": stage("base", "forget"),
-        "retrained": stage("base", "retain"),
-        "forget_first": stage("forget", "retain"),
-        "forget_last": stage("retrained", "forget"),
+    def learn(name: str, stream: str, base: Path | None = None) -> Path:
+        changes = ORDERED | {"datasets": [rows(stream, "memorise")]}
+        changes |= {"base_model": base, "reinit_weights": None} if base else {}
+        return runs.train(name, "memorise", changes)
+
+    base = learn("base", "base")
+    forget, retained = (learn(s, f"{s}-stream", base) for s in ("forget", "retain"))
+    found = {
+        "forget_first": learn("forget_first", "retain-stream", forget),
+        "forget_last": learn("forget_last", "forget-stream", retained),
+        "retrained": retained,
     }
-    plain = {"save_strategy": "no", "save_total_limit": None, "num_epochs": 4}
     for name in ("forget_first", "forget_last"):
-        stages[f"{name}_npo"] = Train("npo_under", name, plain, merged=True)
-    models = {"original": "forget_last", "forget_first": "forget_first", "retrained": "retrained"}
-    models |= {name: name for name in stages if name.endswith("_npo")}
-    return stages | {"eval": Evaluate(models, options=MEMBERS)}
+        sides = [rows("forget", "forget"), rows("retain", "retain")]
+        changes = {"base_model": found[name], "datasets": sides, "num_epochs": 4}
+        found[f"{name}_npo"] = runs.train(f"{name}_npo", "npo_under", changes)
+    return found
 
 
 def main() -> None:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/path")
-    found = Plan("path dependence", out, table(), seed=0, environment=CPU).run()
-    models = {
-        model["name"]: [model["mia_auc"], *model["intervals"]["mia_auc"]]
-        for model in found["models"]
-    }
-    models["forget_last"] = models.pop("original")
+    runs = Runs(out, seed=0)
+    made = models(runs, out / "data")
+    options = ("--original", "forget_last", "--min-members", "10")
+    found = runs.evaluate("eval", made, out / "data", *options)
+    auc = {name: [one["mia_auc"], *one["intervals"]["mia_auc"]] for name, one in found.items()}
     names = ("forget_first", "forget_first_npo", "forget_last", "forget_last_npo", "retrained")
-    rows = [[name, "{:.2f} [{:.2f}, {:.2f}]".format(*models[name])] for name in names]
+    rows = [[name, "{:.2f} [{:.2f}, {:.2f}]".format(*auc[name])] for name in names]
     shown = {"columns": ["model", "AUC of the loss"], "rows": rows}
     command = "python -m research.studies.path_dependence"
-    content = {"command": command, "passes": PASSES, "auc": models}
+    content = {"command": command, "passes": PASSES, "auc": auc}
     write_json(RESULTS, content | {"tables": {"path": shown}})
 
 

@@ -211,17 +211,6 @@ def test_impossible_sizes_are_named(tmp_path, sizes, names):
     assert all(name in str(error.value) for name in names)
 
 
-def test_command_writes_and_tells(tmp_path):
-    from click.testing import CliRunner
-
-    from research.cli.make_data import command
-
-    arguments = ["--out", str(tmp_path), "--stories", "4", "--passes", "2", "--background", "80"]
-    result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 0, result.output
-    assert "forget.jsonl" in result.output and (tmp_path / "manifest.json").exists()
-
-
 def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobody_read(tmp_path):
     from research.worlds.life import LifeSizes, make_life
 

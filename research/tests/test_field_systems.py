@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +18,10 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
 from research.__main__ import research
 from research.analysis import froc
-from research.harness.stages import Plan
 from research.merging import graft
 from research.probes import gradient_effect, judge, red_team
 from research.probes.red_team import METRICS
-from research.studies import membership, next_version, path_dependence
+from research.studies import path_dependence
 
 
 def run(*words) -> str:
@@ -231,51 +228,11 @@ def test_the_commands(tmp_path, endpoint):
     assert "naturalness" in run("judge", lab.memorised, *data, *words)
 
 
-def test_a_table_and_a_picture_of_membership(tmp_path):
-    row = {"auc": 0.9, "low": 0.8, "high": 0.95, "p_corrected": 0.01}
-    content = {
-        "members": 3, "nonmembers": 4,
-        "blind": {"baselines": {"length": {"auc": 0.5, "low": 0.4, "high": 0.6}}},
-        "models": {
-            "original": {"attacks": {"loss": row, "icp": {"missing": "why"}}},
-            "retrained": {"attacks": {"loss": row | {"auc": 0.5, "low": 0.4, "p_corrected": 1.0}}},
-        },
-    }  # fmt: skip
-    (tmp_path / "m.json").write_text(json.dumps(content), "utf-8")
-    found = membership.gathered({"demo here": [tmp_path / "m.json"]})
-    assert membership.tables(found)["demo"] == {
-        "columns": ["attack", "original", "retrained"],
-        "rows": [
-            ["loss", "**0.90 [0.80, 0.95]**", "0.50 [0.40, 0.95]"],
-            ["length (no model)", "0.50 [0.40, 0.60]", "0.50 [0.40, 0.60]"],
-        ],
-    }
-    membership.picture(found).savefig(tmp_path / "m.png")
-
-
 def test_each_stream_of_a_path_holds_every_row_of_its_side_alone(tmp_path):
-    plan = Plan("path", tmp_path, path_dependence.table(), seed=0)
-    path_dependence.streams(plan)
+    path_dependence.streams(tmp_path, 0)
     for side in ("forget", "retain"):
         rows, stream = (
-            [json.loads(line)["id"] for line in (plan.data / name).read_text("utf-8").splitlines()]
+            [json.loads(line)["id"] for line in (tmp_path / name).read_text("utf-8").splitlines()]
             for name in (f"{side}.jsonl", f"{side}-stream.jsonl")
         )
         assert sorted(stream) == sorted(rows * path_dependence.PASSES)
-
-
-@pytest.mark.parametrize("study", [path_dependence, next_version])
-def test_a_stage_starts_from_one_of_the_table(study, tmp_path):
-    table = study.table() if study is path_dependence else study.table(tmp_path, tmp_path)
-    known = {*table, "examples/tiny-olmo", *(str(tmp_path / n) for n in ("memorised", "retrained"))}
-    assert all({*kind.uses(), *kind.needs} <= known for kind in table.values())
-
-
-def test_the_page_has_the_lines_of_each_file():
-    """To within five, so that a sentence more elsewhere does not fail here."""
-    page = Path(__file__).parents[1] / "notebook" / "field.md"
-    found = re.findall(r"\]\((\S+?\.py)\) (\d+)", page.read_text("utf-8"))
-    told = {path: int(lines) for path, lines in found}
-    real = {path: len((page.parent / path).read_text("utf-8").splitlines()) for path in told}
-    assert {path for path in told if abs(told[path] - real[path]) > 5} == set()
-    assert len(told) > 20

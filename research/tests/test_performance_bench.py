@@ -161,7 +161,7 @@ def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, c
     figures = [name for name, one in found.items() if isinstance(one, dict) and "took" in one]
     assert figures == [
         "precision", "checkpointing", "no_checkpointing", "match", "documents_8_x_2048",
-        "evaluation", "merge", "four_bit", "vocabulary_150k",
+        "evaluation", "four_bit", "vocabulary_150k",
     ]  # fmt: skip
     for name in figures:
         assert "error" not in found[name], (name, found[name])
@@ -173,119 +173,8 @@ def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, c
             assert one["within"], (name, one)
     assert found["commit"] and found["checkpointing"]["recipe_minutes"]["ours"] > 0
     kept = dict(found)
-    del found["merge"]
+    del found["evaluation"]
     file.write_text(json.dumps(found))
     run("--pairs", "2")
     again = json.loads(file.read_text())
-    assert again["four_bit"] == kept["four_bit"] and again["merge"] != kept["merge"]
-
-
-@pytest.mark.slow
-def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys):
-    """On made-up rows; the padding keeps its id, whose embedding is zero in a random model."""
-    import json
-
-    from research.benchmarks import models, recipe_gpu
-
-    (tmp_path / "train").mkdir()
-    for side in ("forget", "retain"):
-        rows = [
-            {
-                "id": f"{side}{i}sc1",
-                "input": f"A {side} {i}.",
-                "output": f"It {i}.",
-                "task": "Task1",
-            }
-            for i in range(8)
-        ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / "train" / f"{side}.jsonl").write_text(text)
-    words = ["recipe", "--smoke", "--lume", str(tmp_path), "--work", str(tmp_path / "work")]
-    monkeypatch.setattr(sys, "argv", words)
-    recipe_gpu.main()
-    found = json.loads("{" + capsys.readouterr().out.partition("{")[2])
-    assert found["training"]["steps"] == 2 and found["merge_seconds"] > 0
-    tokenizer = json.loads((tmp_path / "work" / "model" / "tokenizer.json").read_text())
-    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    assert ids == {"<eos>": models.EOS, "<pad>": models.PAD}
-
-
-def test_costs_by_retain_set_are_laid_side_by_side():
-    """10 + 100 s of teacher and match for 220 s of retraining is half; a run is a process apart,
-    of which nothing but its numbers comes back."""
-    from research.benchmarks import retain_size
-
-    run = {"steps": 40, "step": 5.0, "seconds": 220.0, "peak_mib": 700.0}
-    found = {
-        "retained_rows": 288, "retrain": run, "teacher": run | {"seconds": 10.0},
-        "match": run | {"seconds": 100.0, "peak_mib": 900.0},
-    }  # fmt: skip
-    (row,) = retain_size.tables({"4": found})["cost"]["rows"]
-    assert row[:4] == ["4x", "288", "40 of 5.00 s", "220 s"]
-    assert row[-2:] == ["0.50", "700, 900 MiB"]
-    here = []
-    found = retain_size.apart(lambda: here.append(sum(range(10**6))) or {"steps": 3.0})
-    assert found["steps"] == 3 and found["total"] > 0 and found["peak_mib"] > 10 and not here
-
-
-def test_other_attacks_tell_what_differs_and_nothing_else():
-    """A forest tells two sides that differ in spread alone, which no linear attack does; on sides
-    drawn alike each is near chance."""
-    import numpy as np
-
-    from axolotl_unlearn.metrics.intervals import auc
-    from research.benchmarks.other_attacks import ATTACKS, out_of_fold, tables
-
-    rng = np.random.default_rng(0)
-    members, others = rng.standard_normal((60, 6)), rng.standard_normal((120, 6))
-    for attack in ATTACKS:
-        assert 0.35 < auc(*out_of_fold(attack, members, others)) < 0.65
-        assert auc(*out_of_fold(attack, members + 2, others)) > 0.97
-    wide = members * 4
-    assert auc(*out_of_fold("forest", wide, others)) > 0.9
-    assert auc(*out_of_fold("ridge", wide, others)) < 0.75
-
-    one = {"auc": 0.6, "from_retrained": {"value": 0.1, "interval": [0.04, 0.16]}}
-    seed = {attack: {"retrained": {"auc": 0.5}, "teacher": one, "match": one} for attack in ATTACKS}
-    row = tables({"1": seed, "2": seed})["attacks"]["rows"][0]
-    assert row[1:] == ["0.50", "0.60", "0.60", "+0.10", "+0.10", "+0.10 ± 0.04"]
-
-
-def test_other_attacks_see_what_is_inside_the_model():
-    """States of the least likely tokens and gradient norms are those of the model's own loss."""
-    import numpy as np
-    import torch
-    from conftest import tiny_llama
-
-    from research.benchmarks.other_attacks import text_states
-
-    model = tiny_llama(seed=3).float().eval()
-    ids = torch.arange(5, 17)[None]
-    found = text_states(model, lambda _: {"input_ids": ids[0].tolist()}, ["a text", "a text"])
-    model.zero_grad()
-    output = model(input_ids=ids, labels=ids, output_hidden_states=True)
-    output.loss.backward()
-    norms = [p.grad.norm().item() for p in model.parameters() if p.grad is not None]
-    assert np.allclose(found["gradient"][0], np.log(norms), atol=1e-3)
-    last = output.hidden_states[-1][0].detach().numpy()
-    loss = [
-        float(torch.nn.functional.cross_entropy(output.logits[0, t].detach(), ids[0, t + 1]))
-        for t in range(11)
-    ]
-    least = np.argsort(loss)[-2:]
-    width = last.shape[1]
-    assert np.allclose(found["least"][1][-width:], last[least].mean(0), atol=1e-5)
-    assert np.allclose(found["spread"][1][-width:], last.std(0), atol=1e-5)
-    assert np.allclose(found["last"][1][-width:], last[-1], atol=1e-5)
-    model.zero_grad()
-    output = model(input_ids=ids, output_hidden_states=True)
-    first = output.hidden_states[1]
-    first.retain_grad()
-    nll = torch.nn.functional.cross_entropy(output.logits[0, :-1], ids[0, 1:], reduction="none")
-    nll.mean().backward(retain_graph=True)
-    pull = first.grad[0].norm(dim=0).numpy()
-    assert np.allclose(found["pull"][1][:width], pull, rtol=1e-4, atol=1e-6)
-    model.zero_grad()
-    nll[least.tolist()].mean().backward()
-    norms = [p.grad.norm().item() for p in model.parameters()]
-    assert np.allclose(found["least_gradient"][1], np.log(norms), atol=1e-3)
+    assert again["four_bit"] == kept["four_bit"] and again["evaluation"] != kept["evaluation"]

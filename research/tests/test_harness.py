@@ -1,0 +1,117 @@
+"""Steps of the demo as forks, and runs of a study: done once, and again when something changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from research.runs import Runs, changed
+from research.studies import reproduce
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = """
+step = python -m research.harness step
+both: one.json
+\t$(step) two python -m calendar 2026
+\t$(step) three false
+one.json:
+\t$(step) one python -m json.tool in.json one.json
+"""
+
+
+def test_steps_are_forks_with_a_log_and_an_exit_code(tmp_path):
+    """A module, a command that is no Python's, and one that fails: make ends with it."""
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "in.json").write_text('{"a": 1}')
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "research.harness", "make", "both"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert json.loads((tmp_path / "one.json").read_text()) == {"a": 1}
+    assert "2026" in (tmp_path / "out/logs/two.log").read_text()
+    assert "two: done" in done.stdout and "`false` ended with exit code 1" in done.stdout
+
+
+def test_a_value_at_a_path():
+    config = {"unlearn": {"forget": [{"beta": 1}]}, "datasets": [{}], "gone": 1}
+    paths = {"unlearn.forget.0.beta": 2, "datasets.1": {"path": "x"}, "gone": None, "new.key": 3}
+    assert changed(config, paths) == {
+        "unlearn": {"forget": [{"beta": 2}]}, "datasets": [{}, {"path": "x"}], "new": {"key": 3},
+    }  # fmt: skip
+
+
+def test_a_command_is_done_again_only_if_something_changed(tmp_path, capsys):
+    made = tmp_path / "study" / "made"
+    write = ["sh", "-c", f"echo x >> {made}"]
+
+    def run(*facts) -> str:
+        Runs(tmp_path / "study").command("write", write, *facts, makes=made)
+        return made.read_text()
+
+    assert [run(1), run(1), run(2)] == ["x\n", "x\n", "x\nx\n"]
+    made.unlink()
+    assert run(2) == "x\n"
+    with pytest.raises(SystemExit, match="exit code 3; see"):
+        Runs(tmp_path / "study").command("fail", ["sh", "-c", "exit 3"], makes=made)
+
+
+def test_the_story_by_hand():
+    """Gaps of the merge to the better parent: .9 - .7 and .8 - .6, so +0.200 both times."""
+
+    def seed(over, under, merged):
+        scores = {"over": over, "under": under, "merged": merged, "single": 0.5, "retrained": 0.9}
+        return {n: dict.fromkeys(reproduce.COLUMNS, value) for n, value in scores.items()}
+
+    found = reproduce.tables({"1": seed(0.7, 0.5, 0.9), "2": seed(0.5, 0.6, 0.8)})
+    assert found["differences"]["rows"][0] == [
+        "the better parent",
+        "+0.200 ± 0.000",
+        "2 of 2",
+        "0.000",
+    ]
+    assert found["comparison"]["rows"][2][:2] == ["merged", "0.850 ± 0.635"]
+
+
+@pytest.mark.slow
+def test_a_story_of_one_step(tmp_path, monkeypatch, forks):
+    """Development, choice, one fresh seed, with the stock commands; nothing is done twice."""
+    sizes = reproduce.Sizes(
+        stories=2, pii=2, facts_forget=22, facts_retain=4, nonmembers=44, general=8, replay=2,
+        background=2, background_per_pass=2, passes=1,
+    )  # fmt: skip
+    monkeypatch.setattr(reproduce, "SIZES", sizes)
+    monkeypatch.setattr(reproduce, "TINY", reproduce.TINY[:2])
+    monkeypatch.setattr(reproduce.Tiny, "strengths", reproduce.TINY[:2])
+    monkeypatch.setattr(reproduce, "PAIRS", ((0, 1),))
+    options = ("--min-members", "5", "--max-gen-toks", "4")
+    monkeypatch.setattr(reproduce.Tiny, "options", options)
+    real = Runs.train
+
+    def short(self, name, example, changes=None):
+        return real(self, name, example, dict(changes or {}) | {"max_steps": 1, "lora_r": 2})
+
+    monkeypatch.setattr(Runs, "train", short)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--seeds", "1", "--development", "0"])
+    reproduce.main()
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert list(found["seeds"]["1"]) == [
+        "original",
+        "over",
+        "under",
+        "merged",
+        "single",
+        "retrained",
+    ]
+    assert set(found["development"]["0"]["aggregate"]) == {"original", "try0", "try1", "pair01"}
+    config = yaml.safe_load((tmp_path / "1/configs/over.yml").read_text())
+    assert config["seed"] == 1 and config["unlearn"]["forget"]["beta"] == reproduce.TINY[0]
+    before = (tmp_path / "1/runs.json").read_bytes()
+    reproduce.main()
+    assert (tmp_path / "1/runs.json").read_bytes() == before
