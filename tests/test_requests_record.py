@@ -362,3 +362,18 @@ def test_the_record_reads_a_guess_as_the_verdict_does(tmp_path):
     write(folder)
     documents = json.loads((folder / "record.json").read_text("utf-8"))["predicate"]["documents"]
     assert {line["reading"] for line in documents} == {"not told"}
+
+
+def test_what_an_exact_way_is_bound_to_stands_there_without_a_path(tmp_path):
+    """Digests of base, rows and config, so that others can repeat it."""
+    base = model_folder(tmp_path / "secret-place" / "base")
+    folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
+    bound = {"base": {"name": str(base), "weights": {"a": "0" * 64}}, "rows": {"count": 3}}
+    facts = json.loads((folder / "request.json").read_text())
+    write_json(folder / "request.json", facts | {"bound": bound})
+    write_json(folder / "exact.json", {"because": "x", "bound": bound})
+    write(folder)
+    predicate = read(folder)["predicate"]
+    for part in (predicate["bound"], predicate["way"]["bound"]):
+        assert part == bound | {"base": bound["base"] | {"name": "base"}}
+    assert "secret-place" not in (folder / "record.json").read_text()

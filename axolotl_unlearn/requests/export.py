@@ -44,7 +44,7 @@ REPLY, HOW = "REPLY.txt", "VERIFY.txt"
 FILES = (record.RECORD, record.PAGE, ENTRIES, HANDLING, REPLY, HOW)
 SIGNATURE = f"{MANIFEST}.sig"
 #: Bytes of an export at most, before anything of it is read.
-LARGEST = 1 << 25
+LARGEST = 1 << 26
 #: What the entries of a request hold that is of no subject but this one.
 OF_ALL = ("entry", "time", "event", "request", "record")
 
@@ -117,7 +117,10 @@ def export(
             path = Path(scratch) / MANIFEST
             path.write_bytes(files[MANIFEST])
             files[SIGNATURE] = sign_file(path, private_key).read_bytes()
-    write(out, _archive(files), private=True)
+    made = _archive(files)
+    if len(made) > LARGEST:
+        raise fault("too-large", f"{folder}: its export has {len(made)} bytes; ask for a subject.")
+    write(out, made, private=True)
     return handling
 
 

@@ -248,14 +248,15 @@ def _predicate(
         return texts
 
     def public(model: Mapping[str, Any]) -> dict[str, Any]:
-        base = model["base"]
-        if base and Path(base["name"]).is_dir():  # no path of this machine
-            base = base | {"name": Path(base["name"]).name}
-        return {"digest": model["digest"], "base": base}
+        return {"digest": model["digest"], "base": _named(model["base"])}
 
     stamps = sorted((folder / "work" / "stamps").glob("*.json"))
     seconds = {path.stem: read_json(path).get("seconds") for path in stamps}
     way = request.way | (read_json(folder / PROOF) or {})
+    if way.get("bound"):
+        way["bound"] = way["bound"] | {"base": _named(way["bound"].get("base"))}
+    if bound := facts.get("bound"):
+        bound = bound | {"base": _named(bound.get("base"))}
     return {
         "request": {
             "id": facts["id"],
@@ -288,7 +289,7 @@ def _predicate(
             | {"before": figures(line.get("before"))}
             for line in lines
         ],
-        "bound": facts.get("bound"),
+        "bound": bound,
         "tries": [
             {
                 name: one.get(name)
@@ -306,6 +307,12 @@ def _predicate(
         "erased": None,
         "told": [],
     }
+
+
+def _named(base: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A base model by its name alone where it is a folder: no path of this machine."""
+    name = base and str(base.get("name"))
+    return base and dict(base) | {"name": Path(name).name if Path(name).is_dir() else name}
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
