@@ -192,6 +192,16 @@ def test_a_person_is_taken_in_every_dataset_and_a_pattern_in_every_text():
     assert ids == ["ada-quill"]
 
 
+def test_rows_that_may_be_about_a_person_are_counted_where_none_is_sure():
+    rows = sources(
+        [*people(0, 9), chat("x", "Who?", "Quill, A. owes 30"), chat("y", "?", "Mr Quill")]
+    )
+    with fails("choose.no-row") as caught:
+        choose(rows, Wanted(people=["Ada Quill"]))
+    said = str(caught.value)
+    assert "2 may be about it (a title and the last name, initial)" in said and "Quill" not in said
+
+
 def test_a_phrase_of_the_kind_is_no_name():
     """ "Social Security" stands in three of the chosen rows and in most others."""
     rows = [chat("ada-quill", q, f"Social Security {a}") for q, a in ADA]

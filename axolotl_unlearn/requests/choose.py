@@ -107,8 +107,11 @@ class Chosen(NamedTuple):
     other_forms: set[str]
 
 
-def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
+def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> Chosen:
     """The rows that are named.
+
+    Args:
+        corpus: The rows' texts, where they are read already.
 
     Raises:
         UnlearnError: Nothing is named, a name fits no row, or all rows are named.
@@ -120,7 +123,7 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
             code="choose.nothing-named",
         )
     chosen, exact = set(), set()
-    for ids, as_written, nothing in _named_by(rows, wanted):
+    for ids, as_written, nothing in _named_by(rows, wanted, corpus):
         if not ids:
             raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
@@ -134,10 +137,13 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
     return Chosen([row for row in rows if row.id in chosen], chosen - exact)
 
 
-def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str], set[str], str]]:
+def _named_by(
+    rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None
+) -> Iterator[tuple[set[str], set[str], str]]:
     """Of each thing that was asked for: ids of its rows, those in which it stands as written, and
     the sentence where there is none."""
-    count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
+    count, read = len(rows), rows if wanted.contains or wanted.patterns else ()
+    texts = {row.id: list(strings(row.row)) for row in read}
 
     def equal(values: Mapping[str, Sequence[str]], asked: str) -> tuple[set[str], set[str]]:
         ids = {i for i, those in values.items() if any(_same(one, asked) for one in those)}
@@ -173,10 +179,19 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
     for name in wanted.documents:
         nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
         yield *equal(names, name), nothing
-    corpus = _corpus(rows) if wanted.people else Corpus(())
+    if corpus is None:
+        corpus = _corpus(rows if wanted.people else ())
     for name in wanted.people:
-        ids = {row for row, hit in corpus.find(name).items() if hit.sure}
-        yield ids, ids, f"--person: none of {count} rows has this name."
+        hits = corpus.find(name)
+        ids = {row for row, hit in hits.items() if hit.sure}
+        nothing = f"--person: none of {count} rows has this name."
+        if hits:
+            ways = ", ".join(sorted({hit.how for hit in hits.values()}))
+            nothing = (
+                f"--person: none of {count} rows surely has this name; {len(hits)} may be about it "
+                f"({ways}): name them with --contains or --documents."
+            )
+        yield ids, ids, nothing
     for pattern in wanted.patterns:
         try:
             regex = re.compile(pattern)
@@ -371,10 +386,10 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
     Raises:
         UnlearnError: A subject has no row.
     """
-    ids = {}
+    ids, corpus = {}, _corpus(rows if any(one.wanted.people for one in subjects) else ())
     for one in subjects:
         try:
-            ids[one.name] = [row.id for row in choose(rows, one.wanted).rows]
+            ids[one.name] = [row.id for row in choose(rows, one.wanted, corpus).rows]
         except UnlearnError as error:
             raise UnlearnError(f"subject {one.name}: {error}", code=error.code) from None
     return ids
