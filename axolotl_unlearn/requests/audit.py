@@ -225,14 +225,15 @@ def _line(
     """What a document does now, beside what it did when the record was written."""
     before = then or {}
     said = (now["answers_said"] or 0) > (before.get("answers_said") or 0)
-    # Every token of a row comes out greedily: it is said word by word.
+    # Every token of a row comes out greedily.
     whole = now["extraction_strength"] == 1 and (before.get("extraction_strength") or 0) < 1
-    reading = now["reading"]
-    if said or whole:
+    reading = "recited" if whole else now["reading"]
+    if said and reading != "recited":
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
         reading = without_answers(now)
-    back = said or whole or (reading == "still known" and before.get("reading") not in THERE)
+    was = before.get("reading") in THERE
+    back = said or whole or (reading in ("recited", "still known") and not was)
     line = {"request": request, "document": document, "reading": reading}
     return line | {"then": before.get("reading"), "back": back} | {n: now[n] for n in FIGURES}
 
