@@ -25,8 +25,12 @@ TABLE = yaml.safe_load((resources.files(__package__) / "axolotl_options.yml").re
 #: What is looked into before Axolotl checks it.
 _SHAPES = {
     str: "base_model base_model_config lora_model_dir adapter output_dir dataset_prepared_path "
-    "lr_scheduler optimizer",
-    dict: "lr_scheduler_kwargs gradient_checkpointing_kwargs overrides_of_model_config",
+    "lr_scheduler optimizer tokenizer_config",
+    dict: "lr_scheduler_kwargs gradient_checkpointing_kwargs overrides_of_model_config "
+    "chat_template_kwargs",
+    (int, float): "num_epochs max_steps micro_batch_size gradient_accumulation_steps batch_size "
+    "sequence_len eval_sequence_len min_sample_len val_set_size save_steps eval_steps "
+    "saves_per_epoch evals_per_epoch lora_r warmup_steps seed",
     list: "plugins unfrozen_parameters peft_layers_to_transform",
 }
 #: Numbers that change nothing, or end in a traceback, at 0.
@@ -179,13 +183,17 @@ def number_faults(cfg: dict[str, Any]) -> Iterator[str]:
 
 def shape_faults(cfg: dict[str, Any]) -> list[str]:
     """A sentence for each key that we read and that is no list, block or text as it should be."""
-    names = {str: "a text", dict: "a block of keys", list: "a list"}
-    return [
+    names = {str: "a text", dict: "a block of keys", list: "a list", (int, float): "a number"}
+    faults = [
         f"`{key}: {short(cfg[key])[1:-1]}` must be {names[kind]}; correct it."
         for kind, keys in _SHAPES.items()
         for key in keys.split()
         if cfg.get(key) is not None and not isinstance(cfg[key], kind)
     ]
+    plugins = cfg.get("plugins")
+    if isinstance(plugins, list) and not all(isinstance(name, str) for name in plugins):
+        faults.append("`plugins` must be a list of names; correct it.")
+    return faults
 
 
 if __name__ == "__main__":

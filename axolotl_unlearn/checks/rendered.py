@@ -60,7 +60,7 @@ def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], lis
 
     parts: dict[str, list[Any]] = {role: [] for role in ROLES}
     faults, before = [], logging.root.manager.disable
-    logging.disable(logging.INFO)  # Axolotl tells each template
+    logging.disable(max(before, logging.INFO))  # Axolotl tells each template
     for entry in cfg.get(KEYS[0]) or []:
         role = role_of(entry)
         if role not in parts or not _is_here(entry):

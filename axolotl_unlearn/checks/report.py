@@ -94,8 +94,8 @@ def axolotl_faults(cfg: dict) -> list[str]:
             f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
             for fault in error.errors()
         ]
-    except (ValueError, ImportError) as error:
-        return [f"Axolotl refuses the config: {error}"]
+    except Exception as error:  # its validators meet what they do not expect
+        return [f"Axolotl refuses the config: {error} ({type(error).__name__})."]
     finally:
         logging.disable(before)
     return optimizer_faults(cfg)
