@@ -54,6 +54,10 @@ def check(
                 what = "no option of Axolotl, read by other plugins at most"
                 lines.append(f"  note: {what}: {', '.join(unread)}")
             lines += [f"  note: {one}" for one in checked.notes]
+            data = (cfg.get("unlearn") or {}).get("data") or {}
+            if (data.get("rows") or data.get("chat_template")) and not (full or show):
+                how = "`--full` or `--show 1` does"
+                lines.append(f"  note: whether the template renders the rows was not tried; {how}.")
         if (full or show) and not faults:
             from axolotl_unlearn.checks import rendered
 
