@@ -347,3 +347,25 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
     bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "r" / "ada-quill"),
                                        "--person", "Ada Quill"])  # fmt: skip
     assert bad.exit_code == 2 and "take a number" in bad.output
+
+
+def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811
+    folder = tmp_path / "r" / "1"
+    words = [
+        "request",
+        "new",
+        str(home / "finetune.yml"),
+        "--documents",
+        "p3",
+        "--out",
+        str(folder),
+    ]
+    assert CliRunner().invoke(unlearn, words).exit_code == 0
+    done = CliRunner().invoke(unlearn, ["request", "plan", str(folder), "--json"])
+    assert json.loads(done.stdout)["heldout_needed"] == 199, "one row and 22 that judge"
+    assert "22 held-out rows that judge match is not shown: it takes 199" in done.stderr
+    folder = tmp_path / "r" / "2"
+    words = [*words[:3], "--where", "id=ada-quill", "--out", str(folder)]
+    assert CliRunner().invoke(unlearn, words).exit_code == 0
+    done = CliRunner().invoke(unlearn, ["request", "plan", str(folder), "--json"])
+    assert json.loads(done.stdout)["heldout_needed"] == 0, done.output

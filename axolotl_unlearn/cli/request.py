@@ -24,7 +24,7 @@ _LIMIT = click.option("--limit-minutes", type=ABOVE_ZERO, help="Of an exact way,
 
 @click.group()
 def command() -> None:
-    """Delete rows of the training data from a fine-tuned model, with the proof.
+    """Delete rows of the training data from a fine-tuned model, with a record of it.
 
     \b
     axolotl-unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
@@ -174,6 +174,7 @@ def plan(folder: Path, limit_minutes: float | None):
     run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
     """
     few_logs()
+    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.drops import needed
     from axolotl_unlearn.requests.request import Request, counted
     from axolotl_unlearn.requests.ways import plan as ways
@@ -182,9 +183,10 @@ def plan(folder: Path, limit_minutes: float | None):
     costs = ways.plan(request)
     taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
     said = [line for cost in costs for line in _cost(cost)]
-    counts = request.facts["counts"]
-    if few := needed(counts["documents"], counts["judge"]):
-        held = f"{counted(counts['judge'], 'held-out row')} that judge"
+    judge, path = request.facts["counts"]["judge"], request.path("eval-data", "member.jsonl")
+    documents = len(read_json_lines(path)) if path.is_file() else 1
+    if few := needed(documents, judge):
+        held = f"{counted(judge, 'held-out row')} that judge"
         said.append(f"{'':8}  with {held} match is not shown: it takes {few} (`new --heldout`)")
     facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
     return Answer(facts, [*said, f"auto      {taken}"])
@@ -392,7 +394,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
 @click.option("--forget", multiple=True, type=PATH, help="Forget rows.  [where the run read them]")
 @_SEARCHED
 def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path, ...]):
-    """Remove forget texts, tokens and log-probs that runs left in OUT, and prove it by a search.
+    """Remove forget texts, tokens and log-probs that runs left in OUT, and search for what is left.
 
     The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
     Face, for windows of eight words; exit code 3 if one is left. Texts are not printed.
