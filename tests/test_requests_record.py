@@ -118,6 +118,8 @@ def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
     statement["predicate"] |= {
         "attacks": [{"says": "x"}],
         "earlier": {"says": "y"},
+        "told": [{"recipient": "z", "day": "d"}],
+        "tries": [{"request": "r", "time": "t", "way": "w", "seed": "s", "outcome": "o"}],
         "erased": {"time": "t", "windows": 4, "bytes": 3}
         | {part: [erased] for part in ("removed", "kept", "left")},
     }
