@@ -152,6 +152,8 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     from axolotl_unlearn.requests.verify import verify
 
     verify(folder).require()
+    (tried,) = json.loads((folder / "record.json").read_text())["predicate"]["tries"]
+    assert (tried["outcome"], tried["way"]) == ("refused", "match")
     again = start(folder)
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said

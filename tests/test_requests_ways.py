@@ -130,6 +130,8 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     record = read(made.folder)["predicate"]
     assert record["way"]["compared"] == ("--repeat" in words)
     assert record["verdict"]["outcome"] == "shown"
+    (one,) = record["tries"]
+    assert (one["outcome"], one["way"], one["seed"]) == ("shown", "retrain", 42)
     assert str(made.folder.parents[1]) not in json.dumps(record)
     assert "tep of the training" in record["way"]["because"]
     assert "tep of the training" in made.path("REPORT.html").read_text()
