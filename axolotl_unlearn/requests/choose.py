@@ -95,8 +95,9 @@ class Offered:
 
     @property
     def ids(self) -> set[str]:
-        """Of near-duplicates and likely mentions."""
-        return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
+        """Of all rows that are offered."""
+        named = (*self.mentions.values(), *self.hints.values())
+        return {*self.near, *(row for ids in named for row in ids)}
 
 
 class Chosen(NamedTuple):
