@@ -124,6 +124,14 @@ def test_one_text_on_both_sides_is_refused(sides, forget, retain, data, kinds):
     assert f"row {len(retain)} of {retain_path})" in said
 
 
+def test_an_alternative_says_something_else(sides):
+    rows, cfg = sides(records(TEXTS, kind="question"), records(TEXTS[1:], kind="question"))
+    others = rows.map(lambda row: {"role": 2 * row["role"]})  # retain rows as alternatives
+    with fails("data.both-sides") as caught:
+        check_loaded(cfg, others)
+    assert str(caught.value).endswith("write another answer.")
+
+
 def test_what_differs_in_labels_or_text_is_not_the_same(sides):
     """Two turns of one conversation, one to forget and one to keep; and other texts."""
     talk = [

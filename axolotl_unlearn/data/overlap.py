@@ -56,7 +56,10 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
     places = defaultdict(list)
     for row in forget[np.isin(said[forget], said[role != ROLES["forget"]])]:
         places[said[row]].append(int(row))
-    for side, does in (("retain", "kept"), ("alternative", "the answer to itself")):
+    for side, cure in (
+        ("retain", "a row cannot be forgotten and kept: remove them from one side"),
+        ("alternative", "write another answer"),
+    ):
         both = []
         for row in np.flatnonzero((role == ROLES[side]) & np.isin(said, list(places))).tolist():
             labels = rows[row]["labels"]
@@ -68,7 +71,7 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
             )
             raise UnlearnError(
                 f"{side} rows say what forget rows say, token for token ({len(both)}; the first is "
-                f"{where}); a row cannot be forgotten and {does}: remove them from one side.",
+                f"{where}); {cure}.",
                 code="data.both-sides",
             )
 
