@@ -16,7 +16,13 @@ from fault_codes import fails
 
 from axolotl_unlearn.checks import config as config_checks
 from axolotl_unlearn.checks.axolotl_options import absent
-from axolotl_unlearn.checks.config import PLUGIN, config_faults, evaluation_notes, prepare
+from axolotl_unlearn.checks.config import (
+    PLUGIN,
+    config_faults,
+    evaluation_notes,
+    prepare,
+    setting_notes,
+)
 from axolotl_unlearn.checks.report import check, optimizer_faults, summary
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
@@ -541,6 +547,33 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     found = config_faults(cfg | {"adapter": "lora"} | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])
+
+
+def test_what_a_model_cannot_take(tmp_path):
+    """Each was ready: GPT-2's matrices are no Linear; a QLoRA is merged into other weights."""
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    cfg |= {"adapter": "lora", "lora_target_linear": True}
+    for kind, told in (("gpt2", 1), ("llama", 0)):
+        cfg["base_model"] = model_folder(tmp_path, model_type=kind)
+        assert sum("name them in `lora_target" in one for one in config_faults(cfg)) == told
+    assert not any("quantised" in note for note in setting_notes(cfg))
+    noted = setting_notes(cfg | {"adapter": "qlora", "load_in_4bit": True})
+    assert any("evaluate the merged model" in note for note in noted)
+
+
+def test_a_teacher_of_another_vocabulary_is_found_by_check(tmp_path):
+    """Training alone refused it."""
+    from data_tokenizers import byte_tokenizer, word_tokenizer
+
+    from axolotl_unlearn.checks.rendered import teacher_faults
+
+    word_tokenizer(["other words"]).save_pretrained(tmp_path / "teacher")
+    (tmp_path / "teacher/config.json").write_text('{"model_type": "llama"}')
+    reference = {"model": str(tmp_path / "teacher")}
+    cfg = {"unlearn": {"forget": {"objective": "npo"}, "reference": reference}}
+    (fault,) = teacher_faults(cfg, byte_tokenizer())
+    assert "another tokenizer than base_model" in fault
 
 
 def test_a_misspelt_optimizer():
