@@ -40,6 +40,16 @@ def model_folder(folder: Path, **config) -> str:
     return str(folder)
 
 
+#: An entry of rows that are not here.
+ANYWHERE = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+
+
+def plain(**changes) -> dict:
+    """A config without faults, of rows that are not here."""
+    block = {"forget": {"objective": "npo"}}
+    return {"plugins": [PLUGIN], "unlearn": block, "datasets": [ANYWHERE], **changes}
+
+
 FORGET = {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "b1qa0", "input": "r", "output": "e", "task": "Task2"}
 BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
@@ -394,9 +404,7 @@ def test_evaluations_that_never_come_are_said(settings, says):
 )
 def test_settings_of_axolotl(settings, says):
     """Each was called ready, and then trained on something else or failed after loading."""
-    block = {"forget": {"objective": "npo"}}
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], **settings})
+    found = config_faults(plain() | settings)
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0])), found
 
 
@@ -492,8 +500,7 @@ def test_a_package_that_is_not_installed(key, value, needs, monkeypatch):
 def test_schedules_that_phases_cannot_begin_anew(settings, says):
     """It ended after the model was loaded."""
     block = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], **settings})
+    found = config_faults(plain(unlearn=block) | settings)
     assert len(found) == (says is not None) and (says is None or says in found[0])
 
 
@@ -511,9 +518,7 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
     sizes = {"num_hidden_layers": 4}
     model_folder(tmp_path, **({"text_config": sizes} if nested else sizes))
     block = {"forget": {"objective": "rmu", **settings}}
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], "base_model": str(tmp_path)}
-    found = config_faults(cfg)
+    found = config_faults(plain(unlearn=block, base_model=str(tmp_path)))
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
@@ -541,9 +546,7 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     """As trained, evaluated and merged in two ways they were up to four models."""
     config = {"tie_word_embeddings": tied}
     model_folder(tmp_path, **({"text_config": config} if nested else config))
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "datasets": [entry], "base_model": str(tmp_path)}
-    cfg["unlearn"] = {"forget": {"objective": "npo"}}
+    cfg = plain(base_model=str(tmp_path))
     found = config_faults(cfg | {"adapter": "lora"} | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])
@@ -551,8 +554,7 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
 
 def test_what_a_model_cannot_take(tmp_path):
     """Each was ready: GPT-2's matrices are no Linear; a QLoRA is merged into other weights."""
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    cfg = plain()
     cfg |= {"adapter": "lora", "lora_target_linear": True}
     for kind, told in (("gpt2", 1), ("llama", 0)):
         cfg["base_model"] = model_folder(tmp_path, model_type=kind)
@@ -595,8 +597,7 @@ def test_the_block_stays_a_dict_of_axolotl():
 
 
 def test_an_adapter_without_an_owner_is_a_folder():
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    cfg = plain()
     cfg |= {"adapter": "lora", "base_model": "gpt2"}
     for name, told in (("nowhere", 1), ("someone/adapter", 0), (None, 0)):
         found = config_faults(cfg | {"lora_model_dir": name})
@@ -613,9 +614,7 @@ def test_an_adapter_without_an_owner_is_a_folder():
     ],
 )
 def test_a_file_is_read_as_what_it_is(path, told, says):
-    entry = {"path": path, "ds_type": told, "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
-    found = config_faults(cfg)
+    found = config_faults(plain(datasets=[ANYWHERE | {"path": path, "ds_type": told}]))
     assert len(found) == (says is not None) and (says is None or says in found[0])
 
 
@@ -645,8 +644,7 @@ def test_the_stage_of_deepspeed_is_that_of_its_config(deepspeed, stage, tmp_path
 def test_what_the_run_would_fail_at(tmp_path):
     """Each was called ready and ended in a traceback, some after a step."""
     model_folder(tmp_path, model_type="gemma3n")
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    cfg = plain()
     assert config_faults(cfg) == []
     hidden = cfg | {"unlearn": {"forget": {"objective": "rmu"}}, "base_model": str(tmp_path)}
     assert "of which Gemma 3n has four at once" in config_faults(hidden)[0]
@@ -700,8 +698,7 @@ def test_names_that_no_file_can_have():
 @pytest.mark.parametrize(("layer", "told"), [(7, True), (9, True), (10, False), (15, False)])
 def test_a_layer_below_all_that_is_trained(layer, told):
     block = {"forget": {"objective": "rmu", "layer": layer}}
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], "adapter": "lora"}
+    cfg = plain(unlearn=block, adapter="lora")
     found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
     assert len(found) == told and all("from layer 10 on" in fault for fault in found)
     assert config_faults(cfg) == []
@@ -719,9 +716,7 @@ def test_a_layer_below_all_that_is_trained(layer, told):
 )
 def test_a_key_that_axolotl_would_ignore(key, says):
     """It trained with the default and said nothing."""
-    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    block = {"forget": {"objective": "npo"}}
-    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry]}
+    cfg = plain()
     (fault,) = config_faults(cfg | {key: 1})
     assert f"`{key}`" in fault and says in fault
     assert config_faults(cfg | {"x-datasets": 1}) == []  # where YAML anchors stand

@@ -191,7 +191,7 @@ def by_hand(world, drawn) -> dict[str, torch.Tensor]:
 
 
 @settings(
-    max_examples=int(os.environ.get("TRAINING_DRAWS", 8)), deadline=None,
+    max_examples=int(os.environ.get("TRAINING_DRAWS", 25)), deadline=None,
     derandomize="TRAINING_DRAWS" not in os.environ, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[*HealthCheck],
 )  # fmt: skip
