@@ -177,6 +177,28 @@ def test_a_mistake_on_the_command_line(world, monkeypatch, line):
     assert "Traceback" not in done.output and "please report" not in done.output
 
 
+@pytest.mark.parametrize("side", ["forget", "memorise"])
+def test_rows_are_shown_as_the_model_will_read_them(world, monkeypatch, side):
+    """Those of a memorisation, too; what has labels stands behind `>`."""
+    monkeypatch.chdir(world)
+    cfg = config()
+    if side == "memorise":
+        entry = {"path": "forget.jsonl", "type": "axolotl_unlearn.data.memorise"}
+        cfg = config(
+            datasets=[entry], **{"unlearn": {"data": {"labels": {"completion": "answer"}}}}
+        )
+    Path("my.yml").write_text(yaml.safe_dump(cfg))
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--show", "2"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert sum(line.startswith(f"  {side} row ") for line in lines) == 2
+    shown = [line[4:] for line in lines if line.startswith("    ")]
+    assert any(line.startswith("> ") and "answer 1" in line for line in shown)
+    assert any(line.startswith("| ") and "question 1" in line for line in shown) == (
+        side == "memorise"
+    )
+
+
 def test_the_version_is_said():
     from axolotl_unlearn import __version__
 

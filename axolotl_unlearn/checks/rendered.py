@@ -12,9 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import unlearn_config
-from axolotl_unlearn.data.checks import KEYS, role_of
+from axolotl_unlearn.data.checks import KEYS, TYPES, role_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import cached_on_hub, is_tokenizer
 
@@ -52,13 +52,13 @@ def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
 def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     """One dataset of each role, of the entries of ``datasets`` that are on this machine; faults.
 
-    The columns are those of `axolotl_unlearn.data.table`.
+    The columns are those of `axolotl_unlearn.data.table`; rows to memorise have tokens alone.
     """
     from datasets import concatenate_datasets
 
     from axolotl_unlearn.data.strategy import load_strategy
 
-    parts: dict[str, list[Any]] = {role: [] for role in ROLES}
+    parts: dict[str, list[Any]] = {role: [] for role in TYPES}
     faults, before = [], logging.root.manager.disable
     logging.disable(max(before, logging.INFO))  # Axolotl tells each template
     for entry in cfg.get(KEYS[0]) or []:
