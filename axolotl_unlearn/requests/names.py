@@ -326,19 +326,11 @@ class Person:
             for end in range(start, len(tokens)):
                 if end > start:
                     gap = tokens[end].gap
-                    at.append(len(letters))
-                    here = len(letters)
+                    at.append(here := len(letters))
                     if _SOFT.fullmatch(gap):
                         pass
                     elif _COMMA.fullmatch(gap):
-                        comma, soft = (
-                            True,
-                            soft
-                            and any(
-                                how == TURNED and here == split
-                                for how, split in self.glued.values()
-                            ),
-                        )
+                        comma, soft = True, soft and (TURNED, here) in self.glued.values()
                     elif gap in ("-", "- "):
                         mark |= any(here == split for _, split in self.glued.values())
                     elif gap in ("/", ".", "|", "+", "&"):
@@ -355,14 +347,22 @@ class Person:
                     if split and split not in at and not self._joined(tokens[start : end + 1]):
                         continue
                     how = JOINED if mark else how
+                    if comma and self._of_another(tokens, start):
+                        how = NEAR
                     if how in SURE and not self._capitals(text, start, end):
                         how = WORDS if self.common else LOWER
                     yield start, end, how
 
     @staticmethod
+    def _of_another(tokens: Sequence[Token], start: int) -> bool:
+        """ "Maria García, José López": the last name has another first name before it."""
+        before = tokens[start - 1] if start else None
+        return bool(before and before.capital and not tokens[start].gap.strip())
+
+    @staticmethod
     def _joined(tokens: Sequence[Token]) -> bool:
-        """Letter by letter, or in one word."""
-        return len(tokens) == 1 or all(len(token.text) == 1 for token in tokens)
+        """Letter by letter, or a single name in one word."""
+        return all(len(token.text) == 1 for token in tokens)
 
     def _capitals(self, text: Text, first: int, last: int) -> bool:
         """A name, where its parts are words too."""
@@ -427,7 +427,7 @@ class Person:
                 after = tokens[n + 1]
                 if after.text == self.final and after.raw.isupper() and _SOFT.fullmatch(after.gap):
                     yield n, n + 1, INITIAL
-            elif token.text.rstrip("0123456789") in self.users and token.text not in self.glued:
+            elif token.text.rstrip("0123456789") in self.users:
                 yield n, n, USER
 
     def _alike(self, text: Text) -> Iterator[tuple[int, int, str]]:
