@@ -29,6 +29,8 @@ EFFECTS = [
     ({"adam_epsilon": 1.0}, "weights"),
     ({"max_grad_norm": 1e-3, "optimizer": "sgd"}, "weights"),
     ({"loraplus_lr_ratio": 8}, "weights"),
+    ({"optimizer": "sgd", "optim_args": {"momentum": 0.9}}, "weights"),
+    ({"peft_init_lora_weights": "gaussian"}, "weights"),
     ({"lr_groups": [{"name": "q", "modules": ["q_proj"], "lr": 1e-2}]}, "weights"),
     ({"lora_alpha": 64}, "weights"),
     ({"peft_use_rslora": True}, "weights"),
@@ -50,6 +52,11 @@ IDLE = [
     ({"jagged_restart_warmup_steps": 2}, "`jagged_restart_warmup_steps` does nothing here"),
     ({"adam_beta3": 0.5}, "`adam_beta3` does nothing here"),
     ({"loraplus_lr_embedding": 0.5}, "`loraplus_lr_embedding` does nothing here"),
+    ({"shuffle_before_merging_datasets": True}, "`shuffle_before_merging_datasets: True` has no"),
+    ({"lr_div_factor": 3.0}, "`lr_div_factor: 3.0` has no effect"),
+    ({"optim_args": {"eps": 1.0}}, "`optim_args` does nothing with `optimizer: adamw_torch`"),
+    ({"embedding_lr": 1.0}, "`embedding_lr` does nothing here: the adapter"),
+    ({"torchdistx_path": "x"}, "`torchdistx_path` does nothing here"),
     ({"lr_groups": [{"name": "h", "modules": ["lm_head"], "lr": 1.0}]}, "gives 'lm_head' the rate"),
 ]
 

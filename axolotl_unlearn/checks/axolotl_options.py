@@ -33,6 +33,11 @@ _SHAPES = {
     "saves_per_epoch evals_per_epoch lora_r warmup_steps seed",
     list: "plugins unfrozen_parameters peft_layers_to_transform",
 }
+#: Optimizers of transformers that are made of the config's own keys alone.
+_WITHOUT_ARGS = (
+    "adamw_torch(_fused|_xla|_npu_fused)?|adafactor|(ada)?lomo|adamw_(bnb_)?8bit"
+    "|paged_adamw_.*|(paged_)?lion_.*"
+)
 #: Numbers that change nothing, or end in a traceback, at 0.
 _ABOVE_ZERO = """
     learning_rate num_epochs max_steps micro_batch_size gradient_accumulation_steps batch_size
@@ -84,6 +89,16 @@ def idle(cfg: dict[str, Any]) -> Iterator[str]:
             acts = acts or bool(re.fullmatch(pattern, text))
         if not acts:
             yield f"`{option}` does nothing here: Axolotl reads it {conditions(beside)}."
+    optimizer = str(cfg.get("optimizer") or "adamw_torch_fused")
+    if cfg.get("optim_args") and re.fullmatch(_WITHOUT_ARGS, optimizer):
+        yield (
+            f"`optim_args` does nothing with `optimizer: {optimizer}`: give `adam_beta1`, "
+            "`adam_epsilon`, `weight_decay`."
+        )
+    embeddings = f"{cfg.get('lora_modules_to_save')} {cfg.get('lora_target_modules')}"
+    for key in ("embedding_lr", "embedding_lr_scale"):
+        if cfg.get(key) and cfg.get("adapter") and not re.search("embed|lm_head", embeddings):
+            yield f"`{key}` does nothing here: the adapter trains neither embeddings nor head."
     for group in cfg.get("lr_groups") or []:
         for module in (group.get("modules") or []) if isinstance(group, dict) else []:
             if re.search("embed_tokens|lm_head|modules_to_save", str(module)):
