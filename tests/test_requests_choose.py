@@ -254,6 +254,7 @@ WAYS = {
         "Sr. García signed today": "?",
         "Pepe García owes 30 euros": "?",
         "Jose Garzia is misspelt": "?",
+        "Jose Gracia is misspelt": "?",
         "first: José, last: García": "?",
         "Хосе Гарсия звонил": "?",
         "José García y García": "+",

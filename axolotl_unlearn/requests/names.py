@@ -40,8 +40,9 @@ SCRIPT, LONGER, TITLE, NEAR, WORDS, APART, LAST = WEAK = (
     *("first and last name in one row", "the last name alone"),
 )
 ORDER = (*SURE, *LIKELY, *WEAK)
-#: Ratio of rapidfuzz (0 to 100) from which words count as the name misspelt, or in another script.
-ALIKE, SOUNDS = 90, 70
+#: Letters of a name for each that may be wrong, missing, added or swapped in a misspelt one, and
+#: rapidfuzz's ratio (0 to 100) from which words sound like it in another script.
+MISTAKE, SOUNDS = 10, 70
 #: Least number of letters of what is compared so, or known by an initial and a name in one word.
 LONG = 5
 #: Words of a text from which its capitals are looked at, and the share from which they say nothing.
@@ -435,16 +436,14 @@ class Person:
         from rapidfuzz import fuzz
 
         pairs = [(f, z) for f in self.first for z in self.last]
-        names = [" ".join(pair) for pair in pairs]
         sounds = {tuple(map(_sounds, pair)) for pair in pairs}
         heard = {"".join(map(_latin, pair)) for pair in pairs}
         for n, (one, two) in enumerate(pairwise(text.tokens)):
-            said, foreign = f"{one.text} {two.text}", bool(_OTHER.search(one.raw + two.raw))
+            foreign = bool(_OTHER.search(one.raw + two.raw))
             if foreign != self.latin:  # of one script
-                long = len(said) > LONG and max(map(len, names)) > LONG
-                if long and (one.text, two.text) not in pairs and one.capital == two.capital:
-                    if any(fuzz.ratio(name, said) >= ALIKE for name in names):
-                        yield n, n + 1, MISSPELT
+                words, beside = (one.text, two.text), one.capital == two.capital
+                if beside and words not in pairs and any(_mistaken(words, pair) for pair in pairs):
+                    yield n, n + 1, MISSPELT
                 continue
             if not (one.capital and two.capital):
                 continue
@@ -474,6 +473,18 @@ class Person:
         ]
         found = regex.search("".join(letters), text.shown.casefold())
         return found and text.shown[max(0, found.start() - AROUND) : found.end() + AROUND].strip()
+
+
+def _mistaken(words: tuple[str, str], names: tuple[str, str]) -> bool:
+    """One is the name's, and the other has few wrong letters: swapped ones are one mistake."""
+    from rapidfuzz.distance import OSA
+
+    return any(
+        words[1 - i] == names[1 - i]
+        and len(names[i]) > 3
+        and OSA.distance(words[i], names[i]) <= 1 + len(names[i]) // MISTAKE
+        for i in (0, 1)
+    )
 
 
 def _words(part: str) -> list[str]:
