@@ -10,13 +10,13 @@ Shape letters: R rows of the batch, T time, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import input_device
 
 #: Settings of a generation config that do not change greedy tokens. With any other one (for
@@ -29,24 +29,6 @@ _HARMLESS = {
     "transformers_version", "use_cache", "typical_p",
 }  # fmt: skip
 _FACTORS = ("_penalty", "num_beams", "num_beam_groups", "num_return_sequences")
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What a model wrote.
-
-    Attributes:
-        text: decoded without special tokens.
-        tokens: number of new tokens, the end-of-sequence token included.
-        stopped: whether it ended by itself, before the limit.
-    """
-
-    text: str
-    tokens: int
-    stopped: bool
-
-
-OnBatch = Callable[[list[int], list[Generation]], None]
 
 
 @torch.inference_mode()

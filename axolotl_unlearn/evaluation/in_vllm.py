@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generate import Generation, OnBatch
+from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
 
 #: Prompts between two stores; vLLM makes batches of its own.

@@ -19,7 +19,7 @@ from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.generate import OnBatch
+    from axolotl_unlearn.evaluation.generation import OnBatch
     from axolotl_unlearn.evaluation.served import Served
     from axolotl_unlearn.metrics.memorisation import TokenFacts
 

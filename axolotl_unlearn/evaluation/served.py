@@ -19,7 +19,7 @@ import numpy as np
 
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generate import Generation, OnBatch
+from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 #: Of the environment: the key, seconds of one request, requests at once.
@@ -47,11 +47,13 @@ class Served:
 
     def __init__(self, url: str) -> None:
         self.url, _, self.name = url.partition("#")
+        limit = httpx.Timeout(float(os.environ.get(SECONDS, 120)), connect=3.0)
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
-        self.client = httpx.Client(headers=headers, timeout=float(os.environ.get(SECONDS, 120)))
+        self.client = httpx.Client(headers=headers, timeout=limit)
         self.at_once = int(os.environ.get(AT_ONCE, 8))
+        listed = self._ask("GET", "models", tries=2)  # nobody there is said at once
         if not self.name:
-            names = [one["id"] for one in self._ask("GET", "models")["data"]]
+            names = [one["id"] for one in listed["data"]]
             if len(names) != 1:
                 raise UnlearnError(
                     f"{self.url} serves {len(names)} models ({', '.join(names[:5])}); name one as "
@@ -97,12 +99,14 @@ class Served:
         most: int,
         on_batch: OnBatch = lambda *_: None,
         seed: int | None = None,
+        chat: bool = False,
     ) -> list[Generation]:
-        """Continuations of raw prompts: greedy, or with a seed drawn at temperature 1."""
+        """Continuations of raw prompts, or answers to them in the server's chat template: greedy,
+        or with a seed drawn at temperature 1."""
         draws = {} if seed is None else {"temperature": 1.0}
 
         def one(prompt: str) -> Generation:
-            choice = self._complete(prompt, most, **draws)
+            choice = (self._chat if chat else self._complete)(prompt, most, **draws)
             tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
             return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
 
@@ -154,9 +158,19 @@ class Served:
         answer = self._ask("POST", "completions", request | more)
         return answer["choices"][0] | {"usage": answer.get("usage") or {}}
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _chat(self, prompt: str, most: int, **more: Any) -> dict[str, Any]:
+        """As `_complete`, of one turn."""
+        turn = [{"role": "user", "content": prompt}]
+        request = {"model": self.name, "messages": turn, "max_tokens": most, "temperature": 0.0}
+        answer = self._ask("POST", "chat/completions", request | more)
+        choice = answer["choices"][0]
+        return choice | {"text": choice["message"].get("content") or "", "usage": answer["usage"]}
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, tries: int = 0
+    ) -> dict[str, Any]:
         """Again after 1, 2, 4 ... seconds where the server is busy; no text of it in any error."""
-        for number in range(TRIES):
+        for number in range(tries := tries or TRIES):
             try:
                 answer = self.client.request(method, f"{self.url}/{path}", json=body)
                 if answer.status_code < 400:
@@ -166,7 +180,7 @@ class Served:
                     break
             except (httpx.TransportError, ValueError) as error:
                 why = f"does not answer ({type(error).__name__})"
-            if number < TRIES - 1:
+            if number < tries - 1:
                 time.sleep(2**number * random.uniform(0.5, 1))
         raise UnlearnError(
             f"{self.url}/{path} {why}: start the server, correct the address (it ends in /v1), or "

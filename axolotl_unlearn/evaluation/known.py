@@ -1,0 +1,393 @@
+"""What does a model know of these documents? `axolotl-unlearn audit` as a function.
+
+Asked of a folder, a GGUF file or a server, with nothing but the documents: no training data, no
+other model. Each document is read three ways, or it is said why not:
+
+    said        its questions: the answer is in what the model writes, in whole words
+    recited     its texts (and long answers): after the first half the model writes `WORDS` words
+                or more of the rest in a row; or, where log-probs of a text are to be had, `TOKENS`
+                tokens in a row are each the likeliest
+    recognised  its log-probs stand out among those of held-out texts, which no model saw
+
+Nothing is read from what is *not* found: a model may know a document and not say it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import false_discovery_control
+
+from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.data.records import document_id, read_rows
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import LEVEL
+from axolotl_unlearn.metrics.membership import (
+    attack_losses,
+    blind_baselines,
+    blind_sentence,
+    told_documents,
+)
+from axolotl_unlearn.metrics.words import contains_answer, words
+from axolotl_unlearn.models import SERVERS, ModelSpec, parse_models
+
+#: Worst first.
+READINGS = ("recited", "said", "recognised", "nothing found", "not measured")
+#: In a row, of what follows, that chance does not write; a rest of fewer words than `FEW` is not
+#: judged. Of an exact answer to a question fewer do: it is *said*.
+WORDS, FEW, TOKENS = 10, 5, 32
+#: Held-out texts from which documents can be told by log-probs.
+HELD = 20
+FIELDS = (("question", "answer"), ("input", "output"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is asked: the model goes on from the prompt, ``rest`` is what it should not say."""
+
+    document: str
+    prompt: str
+    rest: str
+    question: bool
+
+    @property
+    def text(self) -> str:
+        """What is scored: the whole text, or the answer after its question."""
+        return Answer(self.rest, self.prompt) if self.question else self.prompt + self.rest
+
+
+def read_items(path: Path) -> list[Item]:
+    """Rows of ``question`` and ``answer`` (or ``input`` and ``output``), or of ``document`` (or
+    ``text``), which is cut into two halves between words; ``document`` beside a question, else the
+    id, says what belongs together.
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    items = []
+    for number, (place, row) in enumerate(read_rows(path)):
+        name = str(row.get("id", f"row{number}"))
+        pair = next((p for p in FIELDS if all(row.get(one) for one in p)), None)
+        if pair is not None:
+            asked, answer = (str(row[one]) for one in pair)
+            of = str(row.get("document") or document_id(name))
+            items.append(Item(of, asked.rstrip(), f" {answer.strip()}", True))
+            continue
+        text = next((row[one] for one in ("document", "text") if row.get(one)), None)
+        if not isinstance(text, str) or not text.strip():
+            raise UnlearnError(
+                f"{path}, {place}: no text; a row has `document` (or `text`), or `question` and "
+                "`answer` (or `input` and `output`).",
+                code="audit.no-text",
+            )
+        words = [word.end() for word in re.finditer(r"\S+", text)]
+        half = words[(len(words) - 1) // 2]
+        items.append(Item(document_id(name), text[:half], text[half:], False))
+    if not items:
+        raise UnlearnError(f"{path} has no rows.", code="audit.no-text")
+    return items
+
+
+def check_inputs(documents: Path, model: str, heldout: Path | None) -> ModelSpec | Path:
+    """All that is missing, in one sentence, before any library is loaded.
+
+    Returns:
+        The model: a spec, or the path of a GGUF file.
+    """
+    faults, found = [], Path(model)
+    for name, path in (("DOCUMENTS", documents), ("--held-out", heldout)):
+        if path is not None and not path.is_file():
+            faults.append(f"{name}: {path} is no file")
+    if model.endswith(".gguf") and not model.startswith(SERVERS):
+        if not found.is_file():
+            faults.append(f"--model: {model} is no file")
+        elif importlib.util.find_spec("xllamacpp") is None:
+            faults.append(
+                f"--model: a GGUF file is run by xllamacpp, which is not installed (`pip install "
+                f"xllamacpp`, or `llama-server -m {model}` and --model http://localhost:8080/v1)"
+            )
+    else:
+        try:
+            (found,) = parse_models([model])
+        except UnlearnError as error:
+            faults.append(f"--model: {str(error).rstrip('.')}")
+    if faults:
+        raise UnlearnError(f"{'; '.join(faults)}.", code="audit.missing-input")
+    return found
+
+
+@contextmanager
+def llamacpp(file: Path, room: int) -> Iterator[str]:
+    """The address of llama.cpp's server for a GGUF file, within this process (xllamacpp).
+
+    Args:
+        room: Tokens of the longest request.
+    """
+    import xllamacpp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = str(file), room, 1
+    params.hostnames, params.port = ["127.0.0.1"], port
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError as error:
+        raise UnlearnError(
+            f"--model: {file} cannot be loaded by llama.cpp ({error}).", code="audit.bad-gguf"
+        ) from None
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        del server
+
+
+def audit_documents(
+    documents: Path,
+    model: str,
+    *,
+    heldout: Path | None = None,
+    max_new_tokens: int = 128,
+    chat: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> dict[str, Any]:
+    """Ask a model about documents.
+
+    Args:
+        heldout: Texts of the same kind that no model saw: they make `recognised` possible, and say
+            how often the rule of `recited` fires by chance.
+        chat: Ask questions as a chat model is asked: through its template.
+
+    Returns:
+        ``model``, ``documents`` [{document, reading, said, answers, words, of, tokens, p, q,
+        not_measured {what: why}}], worst first, ``counts`` by reading, ``held_out`` {texts,
+        recited, warning} or None.
+
+    Raises:
+        UnlearnError: Something is missing (all at once), or a file or the model is broken.
+    """
+    found = check_inputs(documents, model, heldout)
+    items = read_items(documents)
+    others = [] if heldout is None else read_items(heldout)
+    if isinstance(found, Path):
+        room = max(len(i.text.encode()) for i in (*items, *others)) + max_new_tokens + 64
+        with llamacpp(found, room) as url:
+            return _audited(_served(url), found.stem, items, others, max_new_tokens, chat)
+    asked = _served(found.model) if found.served else _local(found, device, dtype)
+    return _audited(asked, found.name, items, others, max_new_tokens, chat)
+
+
+def _served(url: str) -> Any:
+    from axolotl_unlearn.evaluation.served import Served
+
+    return Served(url)
+
+
+def _local(spec: ModelSpec, device: str | None, dtype: str | None) -> Any:
+    from axolotl_unlearn.evaluation.measure import Local
+    from axolotl_unlearn.evaluation.measurement import Settings
+
+    settings = Settings(device=device, dtype=dtype).placed(None)
+    return Local(spec, settings, settings.device)
+
+
+@dataclass
+class Seen:
+    """What a model did with an item; ``facts``: of its tokens, None where there are none; ``told``:
+    p and side of its log-probs among held-out texts."""
+
+    item: Item
+    wrote: str = ""
+    facts: Any = None
+    told: tuple[float, str] | None = None
+
+    @cached_property
+    def said(self) -> bool:
+        """The answer is in what the model wrote."""
+        return contains_answer(self.wrote, self.item.rest)
+
+    @cached_property
+    def words(self) -> int:
+        """Words of the rest that come out in a row."""
+        ours, theirs = words(self.item.rest), words(self.wrote)
+        match = SequenceMatcher(None, ours, theirs, autojunk=False)
+        return match.find_longest_match(0, len(ours), 0, len(theirs)).size
+
+    @cached_property
+    def tokens(self) -> int | None:
+        """Tokens in a row that are each the likeliest after the true ones before."""
+        if self.facts is None:
+            return None
+        runs = (len(list(run)) for known, run in groupby(self.facts.greedy.tolist()) if known)
+        return max(runs, default=0)
+
+    @property
+    def recited(self) -> bool | None:
+        """By the rule above; None where too little follows to say."""
+        length = len(words(self.item.rest))
+        if length < FEW and (self.tokens is None or self.item.question):
+            return None
+        by_words = length >= FEW and self.words >= min(WORDS, length)
+        return by_words or (self.tokens or 0) >= TOKENS
+
+
+def _audited(
+    model: Any, name: str, items: Sequence[Item], others: Sequence[Item], most: int, chat: bool
+) -> dict[str, Any]:
+    seen, held = [Seen(item) for item in items], [Seen(item) for item in others]
+    _write(model, [*seen, *held], most, chat)
+    why = "" if model.scores else "the server gives no log-probs of a prompt (llama.cpp's does not)"
+    if model.scores:
+        _score(model, [*seen, *held])
+    if not why and len(held) < HELD:
+        why = f"needs {HELD} held-out texts of the same kind (--held-out), which no model saw"
+    if not why:
+        _recognise(seen, held, model.distributions)
+    by_document: dict[str, list[Seen]] = {}
+    for one in seen:
+        by_document.setdefault(one.item.document, []).append(one)
+    lines = [_line(name, some, why) for name, some in by_document.items()]
+    tested = [line for line in lines if line["p"] is not None]
+    q = false_discovery_control([line["p"] for line in tested], method="bh") if tested else ()
+    for line, value in zip(tested, q, strict=True):
+        line["q"] = float(value)
+        if value <= 1 - LEVEL and line["side"] == "under" and line["reading"] == READINGS[3]:
+            line["reading"] = "recognised"
+    lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] or 0, one["document"]))
+    counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
+    about = None
+    if held:
+        sides = [[one.text for one in some if not one.question] for some in (items, others)]
+        warning = blind_sentence(blind_baselines(*sides)) if tested else None
+        recited = sum(bool(one.recited) for one in held)
+        about = {"texts": len(held), "recited": recited, "warning": warning}
+    return {"model": name, "documents": lines, "counts": counts, "held_out": about}
+
+
+def _line(document: str, seen: Sequence[Seen], why: str) -> dict[str, Any]:
+    """A document's figures; the reading by log-probs comes later, from all documents."""
+    asked = [one for one in seen if one.item.question]
+    best = max(seen, key=lambda one: one.words)
+    recited = [one.recited for one in seen if one.recited is not None]
+    told = min((one.told for one in seen if one.told), default=(None, ""))
+    said = sum(one.said for one in asked)
+    away = {} if asked else {"said": "no question of it is in the file"}
+    if not recited:
+        away["recited"] = f"fewer than {FEW} words follow"
+    texts = [one for one in seen if not one.item.question]
+    if told[0] is None:
+        short = "its text is too short or too long for the model"
+        away["recognised"] = why or (short if texts else "no text of it is in the file")
+    reading = "recited" if any(recited) else "said" if said else ""
+    return {
+        "document": document,
+        "reading": reading or ("not measured" if len(away) == 3 else "nothing found"),
+        "said": said if asked else None,
+        "answers": len(asked),
+        "words": best.words,
+        "of": len(words(best.item.rest)),
+        "tokens": max((one.tokens for one in seen if one.tokens is not None), default=None),
+        "p": None if told[0] is None else min(1.0, told[0] * len(texts)),
+        "side": told[1],
+        "not_measured": away,
+    }
+
+
+def _write(model: Any, seen: Sequence[Seen], most: int, chat: bool) -> None:
+    """What the model writes after each prompt."""
+    for turned in (False, True):
+        some = [one for one in seen if (chat and one.item.question) == turned]
+        prompts, how = [one.item.prompt for one in some], {}
+        if turned and hasattr(model, "tokenizer"):
+            turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            template = model.tokenizer.apply_chat_template
+            prompts = [template(one, tokenize=False, add_generation_prompt=True) for one in turns]
+        elif turned:
+            how = {"chat": True}
+
+        def take(numbers: Sequence[int], made: Sequence[Any], some: Any = some) -> None:
+            for number, one in zip(numbers, made, strict=True):
+                some[number].wrote = one.text
+
+        if prompts:
+            model.generate(prompts, most, take, **how)
+
+
+def _score(model: Any, seen: Sequence[Seen]) -> None:
+    """Facts of each text, but of those that are too short or too long."""
+    try:
+        facts = model.texts([one.item.text for one in seen])
+    except UnlearnError:
+        facts = []
+        for one in seen:
+            with suppress(UnlearnError):
+                one.facts = model.texts([one.item.text])[0]
+    for one, known in zip(seen, facts, strict=bool(facts)):
+        one.facts = known
+
+
+def _recognise(seen: Sequence[Seen], held: Sequence[Seen], distributions: bool) -> None:
+    """Exact p of each item by log-probs, against the held-out texts."""
+    # An answer is no text of the kind of the held-out ones.
+    sides = [
+        [one for one in some if one.facts is not None and not one.item.question]
+        for some in (seen, held)
+    ]
+    if not sides[0] or len(sides[1]) < HELD:
+        return
+    scores = []
+    for side in sides:
+        rows = [attack_losses(one.facts, str(one.item.text), distributions) for one in side]
+        scores.append({name: [-row[name] for row in rows] for name in rows[0]})
+    told = told_documents(*scores)
+    for one, p, side in zip(sides[0], told.p, told.side, strict=True):
+        one.told = (float(p), side)
+
+
+def shown(path: Path, found: dict[str, Any]) -> list[str]:
+    """What was found, in words."""
+    counts = ", ".join(f"{count} {name}" for name, count in found["counts"].items() if count)
+    lines = [f"{found['model']}, {len(found['documents'])} documents: {counts}."]
+    if held := found["held_out"]:
+        lines.append(
+            f"Of {held['texts']} held-out texts this rule calls {held['recited']} recited."
+        )
+        lines += filter(None, [held["warning"]])
+    if found["counts"]["nothing found"]:
+        lines.append("Nothing found is no evidence of forgetting: a model may know and not say it.")
+    return [*lines, f"Written: {path}"]
+
+
+def table(found: dict[str, Any]) -> Any:
+    """A line a document, worst first."""
+    from rich import box
+    from rich.table import Table
+
+    made, whys = Table(title=f"What {found['model']} knows", box=box.SIMPLE_HEAD), {}
+    for head in ("document", "reading", "said", "recited", "recognised"):
+        made.add_column(head, overflow="fold")
+    for one in found["documents"]:
+        away = one["not_measured"]
+        whys |= {f"{name}: {why}": None for name, why in away.items()}
+        tokens = "" if one["tokens"] is None else f", {one['tokens']} tokens"
+        cells = {
+            "said": f"{one['said']} of {one['answers']}",
+            "recited": f"{one['words']} of {one['of']} words{tokens}",
+            "recognised": "" if one["p"] is None else f"p {one['p']:.2g}",
+        }
+        cells |= dict.fromkeys(away, "n/a")
+        made.add_row(one["document"], one["reading"], *cells.values())
+    made.caption = "n/a is not measured. " + "; ".join(sorted(whys)) + "." if whys else None
+    return made

@@ -1,0 +1,157 @@
+"""`audit`: what a folder, a server and a GGUF file know of documents, and what none can say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import eval_model
+import pytest
+from click.testing import CliRunner
+from fault_codes import fails
+from test_eval_served import TESTS, serving
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.evaluation.known import Item, Seen, audit_documents, read_items
+
+NAMES = [f"{first}{last}" for first in "BDFGKLMNPR" for last in ("ade", "ilo", "umi")]
+
+
+def story(name: str, number: int) -> dict:
+    text = f"The town of {name} was built in {number} by two sisters who sold {number + 7} goats."
+    return {"id": f"{name}", "document": f"{text} They were never seen in {number + 9} again."}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A model that read ten stories and their questions; thirty of the same kind that it did not;
+    documents of both."""
+    home = tmp_path_factory.mktemp("known")
+    known = [story(name, 1000 + 37 * i) for i, name in enumerate(NAMES[:10])]
+    unseen = [story(name, 1011 + 53 * i) for i, name in enumerate(NAMES)]
+    asked = [{"document": one["id"], "question": f"When was {one['id']} built?",
+              "answer": one["document"].split()[7]} for one in known]  # fmt: skip
+    for name, some in {
+        "documents": [*known, *asked, *unseen[25:]], "heldout": unseen[:25], "read": known + asked,
+    }.items():  # fmt: skip
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    read = read_items(home / "read.jsonl")
+    rows = [{"input": item.prompt, "output": item.rest.strip()} for item in read]
+    eval_model.train_model(home / "model", rows, steps=150)
+    shutil.copyfile(eval_model.ROOT / "LICENSE", home / "no.gguf")
+    return home
+
+
+def audit(*words) -> dict:
+    done = CliRunner().invoke(
+        unlearn, ["--json", "audit", *map(str, words)], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def check(found: dict, recognised: bool) -> None:
+    """Ten documents are recited and said, five unseen ones are not; a gap says why."""
+    by_name = {one["document"]: one for one in found["documents"]}
+    assert len(by_name) == 15
+    for name in NAMES[:10]:
+        one = by_name[name]
+        assert one["reading"] == "recited" and one["said"] == one["answers"] == 1
+        assert one["words"] >= 10
+        assert (one["p"] is not None) == recognised
+    for name in NAMES[25:]:
+        one = by_name[name]
+        assert one["reading"] in ("nothing found", "recognised") and one["said"] is None
+        assert "said" in one["not_measured"] and one["words"] < 10
+        assert ("recognised" in one["not_measured"]) != recognised
+    assert found["counts"]["recited"] == 10
+
+
+def test_a_folder_with_held_out_texts(home, tmp_path):
+    found = audit(home / "documents.jsonl", "--model", home / "model", "--held-out",
+                  home / "heldout.jsonl", "--out", tmp_path / "a.json")  # fmt: skip
+    check(found, recognised=True)
+    known = [one for one in found["documents"] if one["document"] in NAMES[:10]]
+    assert all(one["p"] == pytest.approx(1 / 26) and one["side"] == "under" for one in known)
+    assert all(one["tokens"] > 10 for one in known)
+    assert found["held_out"] == {"texts": 25, "recited": 0, "warning": None}
+    text = (tmp_path / "a.json").read_text()
+    assert "sisters" not in text and json.loads(text)["counts"] == found["counts"]
+
+
+def test_a_folder_alone(home, tmp_path):
+    found = audit(home / "documents.jsonl", "--model", home / "model", "--out", tmp_path / "a.json")
+    check(found, recognised=False)
+    why = found["documents"][0]["not_measured"]["recognised"]
+    assert "--held-out" in why and found["held_out"] is None
+
+
+@pytest.mark.slow
+def test_a_server_with_log_probs_says_what_the_weights_say(home, tmp_path):
+    words = ("--held-out", home / "heldout.jsonl", "--out", tmp_path / "a.json")
+    with serving(str(TESTS / "logprob_server.py"), str(home / "model"), "PORT") as url:
+        found = audit(home / "documents.jsonl", "--model", url, *words)
+    check(found, recognised=True)
+    local = audit(home / "documents.jsonl", "--model", home / "model", *words)
+    same = ("document", "reading", "said", "words", "tokens")
+    ours, theirs = (
+        [{key: one[key] for key in same} for one in f["documents"]] for f in (local, found)
+    )
+    assert sorted(ours, key=str) == sorted(theirs, key=str)
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_run_by_llama_cpp(home, tmp_path):
+    pytest.importorskip("xllamacpp")
+    from llamacpp_server import to_gguf
+
+    to_gguf(str(home / "model"), str(tmp_path / "model.gguf"))
+    found = audit(home / "documents.jsonl", "--model", tmp_path / "model.gguf", "--held-out",
+                  home / "heldout.jsonl", "--out", tmp_path / "a.json")  # fmt: skip
+    check(found, recognised=False)
+    assert "llama.cpp" in found["documents"][0]["not_measured"]["recognised"]
+
+
+@pytest.mark.parametrize("code, words", [
+    ("audit.missing-input", ["nowhere.jsonl", "nowhere", "gone.jsonl"]),
+    ("audit.missing-input", ["documents.jsonl", "gone.gguf", None]),
+    ("audit.bad-gguf", ["documents.jsonl", "no.gguf", None]),
+])  # fmt: skip
+def test_faults(home, monkeypatch, code, words):
+    """All that is missing stands in one sentence, within five seconds."""
+    monkeypatch.chdir(home)
+    documents, model, heldout = words
+    began = time.monotonic()
+    with fails(code) as caught:
+        audit_documents(Path(documents), model, heldout=heldout and Path(heldout))
+    assert time.monotonic() - began < 5
+    named = [word for word in words if word and not (home / word).exists()]
+    assert all(word in str(caught.value) for word in named)
+
+
+@pytest.mark.parametrize("rest, wrote, recited", [
+    (" one two three four five six seven eight nine ten eleven", "x one two three four five six"
+     " seven eight nine ten y", True),
+    (" one two three four five six seven eight nine ten eleven", "one two three four five", False),
+    (" one two three four five", "One, two; three four - five!", True),
+    (" one two three four", "one two three four", None),  # too little to say
+])  # fmt: skip
+def test_recital_by_hand(rest, wrote, recited):
+    assert Seen(Item("d", "p", rest, False), wrote).recited is recited
+
+
+def test_rows_of_each_kind(tmp_path):
+    """A text is cut between words and stays as it is written, line breaks too."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": "a", "text": "one two\n\nthree  four"}, {"question": "Q?", "answer": "A"},
+            {"id": '"d"sc1', "input": "in", "output": "out"}]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, asked, row = read_items(path)
+    assert (text.prompt, text.rest) == ("one two", "\n\nthree  four") and not text.question
+    assert (asked.prompt, asked.rest) == ("Q?", " A") and asked.question
+    assert row.document == '"d"'
+    path.write_text('{"id": "a", "label": 3}\n')
+    with fails("audit.no-text"):
+        read_items(path)
