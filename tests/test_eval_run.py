@@ -23,7 +23,6 @@ from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.compare import compare
 from axolotl_unlearn.evaluation.measure import Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
-from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
 from research.__main__ import research
@@ -518,37 +517,6 @@ def test_utility_is_told_by_group_of_questions(tmp_path):
     }
 
 
-def test_canaries_are_planted_trained_and_told(home):
-    """A model that learnt the planted documents is told, one that learnt nothing is not; and no
-    certificate without a gated utility."""
-    run_command = CliRunner().invoke
-    data, out = home / "canaries", home / "canaries-eval"
-    made = run_command(
-        research, ["canaries", "make", "--data", str(home / "data"), "--out", str(data),
-                  "--pairs", "14", "--seed", "1"],
-    )  # fmt: skip
-    assert made.exit_code == 0, made.output
-    rows = load_sets(data, min_members=1).forget
-    planted = [{"input": r.input, "output": r.output} for r in rows if "canary" in r.id]
-    assert len(planted) == 14
-    eval_model.train_model(home / "knows", planted * 2, steps=60)
-    models = [f"knows={home / 'knows'}", f"clean={home / 'broken'}"]
-    evaluate(models, data, out, **OPTIONS)
-    judged = run_command(research, ["canaries", "judge", str(out)])
-    assert judged.exit_code == 0, judged.output
-    found = json.loads((out / "canaries.json").read_text())
-    assert found["knows"]["answer"] == "told" and found["knows"]["shares"]["loss"] > 0.9
-    assert found["clean"]["answer"] == "open" and found["clean"]["pairs"] == 14
-    assert "knows: planted documents can be told from their twins, still known" in judged.output
-    wide = run_command(research, ["canaries", "judge", str(out), "--margin", "0.45"])
-    assert "clean" in wide.output and not json.loads((out / "canaries.json").read_text())[
-        "clean"]["certified"]  # fmt: skip
-    (data / "canaries.json").unlink()
-    assert "canaries make" in run_command(research, ["canaries", "judge", str(out)]).output
-    (data / "member.jsonl").write_text('{"id": "x", "document": "another"}\n')
-    assert "evaluate again" in run_command(research, ["canaries", "judge", str(out)]).output
-
-
 def moved(model: Path, folder: Path, seed: int) -> Path:
     """A copy of a model with a little noise on its weights."""
     from safetensors.torch import load_file, save_file
@@ -582,7 +550,6 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     data = ["--data", str(home / "data")]
     model, other = str(home / "original"), str(home / "broken")
     short = ["--limit", "3", "--max-new-tokens", "4"]
-    few = ["--out", "eval", "--limit", "2"]
     evaluated = ["--min-members", "1", "--max-gen-toks", "12"]
     near = [str(moved(home / "original", home / f"near-{seed}", seed)) for seed in (1, 2)]
     many = ["--data", str(folder), "--limit", "12"]
@@ -611,13 +578,8 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["attack", "quantise", model, *data, "--out", "eval", "--schemes", "int8", *short],
         ["attack", "prompt", model, *data, "--out", "eval", "--variants", "prefix", *short],
         ["attack", "relearn", model, *data, "--out", "eval", "--rows=2", "--steps=1", *short],
-        ["depth", f"over={other}", "--original", model, "--retrained", other, *data, *few],
-        ["canaries", "make", *data, "--out", "planted", "--pairs", "2"],
-        ["analyse", "vectors", "--base", model, "--parents", *near, "--out", "vectors.json"],
-        ["locate", model, *data, "--limit", "2"],
         ["analyse", "layers", "--base", model, "--parent", near[0], *many, "--out", "layers.json"],
-        ["analyse", "retention", "--base", model, "--parents", *near, *many, "--out", "kept.json"],
-        ["fisher-start", str(good), "--out", "fisher", "--rows", "4"],
+        ["analyse", "retention", *near, "--base", model, *many, "--out", "kept.json"],
         ["augment", "idk", str(good), "--out", "augmented/idk.jsonl"],
         ["augment", "self", *little, "augmented/self.jsonl"],
         ["augment", "alternatives", *little, "augmented/alternatives.jsonl",
@@ -630,13 +592,11 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["report", str(home / "data" / "forget.jsonl")],
         ["request", "verify", str(home / "data")],
         ["merge", str(home / "data" / "forget.jsonl")],
-        ["tune-merge", "--base", model, "--parents", *near, "--out", "tuned",
-         "--validation", str(home / "data"), "--test", str(home / "data")],
         ["analyse", "layers", "--base", model, "--parent", near[0], *data],
-        ["analyse", "retention", "--base", model, "--parents", *near, *data],
+        ["analyse", "retention", *near, "--base", model, *data],
         ["request", "audit", model, str(home / "data")],
         ["request", "run", str(home / "data")],
-        *(command + [str(rows)] for command in (["augment", "idk"], ["fisher-start"], ["check"])),
+        *(command + [str(rows)] for command in (["augment", "idk"], ["check"])),
         ["teacher", str(rows), "--forget", str(home / "data" / "forget.jsonl")],
         ["request", "new", str(rows), "--out", "request"],
     ]  # fmt: skip
@@ -647,7 +607,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ended.append(done.exit_code and done.output[-300:])
         assert not texts.among(done.output), command
         assert isinstance(done.exception, SystemExit | None), (command, done.exc_info)
-    assert ended[:17] == [0] * 17
+    assert ended[:12] == [0] * 12
     found = search([tmp_path], texts)
     listed = {
         (manifest.parent / entry["path"]).resolve(): entry["holds"]
@@ -659,7 +619,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         real = path.resolve()
         assert any(real == one or one in real.parents for one in holding), path
     assert found.left
-    for out in ("eval", "texts", "planted", "augmented"):
+    for out in ("eval", "texts", "augmented"):
         forget = ["--forget", str(home / "data" / "forget.jsonl")]
         done = CliRunner().invoke(unlearn, ["request", "clean", out, *forget])
         assert done.exit_code == 0, done.output

@@ -308,31 +308,6 @@ def test_files_as_they_come(tmp_path, name):
             read_part("knowmem", "x", fields[:2], data_dir=str(tmp_path))
 
 
-def test_the_benchmark_compares_equal_values(home, monkeypatch):
-    """benchmarks/tofu.py: a forward a text, a pass a metric, whole logits, on all five sets."""
-    import sys
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    from eval_tasks.tofu.utils import tofu_documents
-    from research.benchmarks import tofu as ways
-
-    held = str(home / "data" / "held.jsonl")
-    folder = str(home / "data")
-    table = list(tofu_documents(data_dir=folder, max_rows=2, holdout=held)["test"])
-    model = AutoModelForCausalLM.from_pretrained(home / "model").eval()
-    texts = ways.Texts(AutoTokenizer.from_pretrained(home / "model"))
-    ours = ways.ours(model, texts, table)
-    assert (
-        set(ours) == set(ways.METRICS) and len(ours["loss"]) == 4 and len(ours["truth_ratio"]) == 8
-    )
-    for forward in (ways.plain, ways.by_our_scorer):
-        other = ways.a_pass_a_metric(model, texts, table, forward)
-        for metric, values in ours.items():
-            assert values == pytest.approx(other[metric], rel=1e-4, abs=1e-6), metric
-
-
 # ---------------------------------------------------------------- axolotl-unlearn tasks run
 
 

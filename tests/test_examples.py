@@ -117,6 +117,7 @@ def test_no_example_is_left_out(path):
     name = str(path.relative_to(EXAMPLES).with_suffix(""))
     if name not in [name for chain in CHAINS.values() for name in chain]:
         others = [file.read_text() for tests in FOLDERS for file in tests.glob("test_*.py")]
+        others.append((EXAMPLES / "README.md").read_text())  # run by test_stock_commands.py
         naming = [text for text in others if path.stem in text and "examples" in text]
         assert naming, f"no test tries {path}: add it to CHAINS"
 
