@@ -160,10 +160,7 @@ class UnlearnPlugin(BasePlugin):
 
             meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)
-        fitted, notes = check_columns(args, meta.train_dataset)
-        if fitted is not args:
-            args, cfg.unlearn = fitted, fitted.model_dump(exclude_unset=True)
-        for note in notes:
+        for note in check_columns(args, meta.train_dataset):
             LOG.warning(note)
         pairs = PairedDataset(
             meta.train_dataset,
@@ -189,13 +186,9 @@ class UnlearnPlugin(BasePlugin):
     def get_trainer_cls(self, cfg: DictDefault):
         if not _trains(cfg):
             return None
-        from axolotl_unlearn.experimental import extensions
-        from axolotl_unlearn.training.trainer import trainer_class
+        from axolotl_unlearn.training.trainer import UnlearnTrainer
 
-        args = unlearn_config(cfg)
-        return trainer_class(
-            args, starting_adapter=bool(cfg.lora_model_dir), extensions=extensions(args)
-        )
+        return UnlearnTrainer
 
 
 def _concerns_us(cfg: Any) -> bool:

@@ -14,8 +14,6 @@ from pydantic_core import PydanticUndefined
 from axolotl_unlearn import config
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.config import mechanisms
-from axolotl_unlearn.experimental import args
 from axolotl_unlearn.metrics import results
 
 DOCS = Path(__file__).resolve().parent
@@ -30,13 +28,8 @@ PLACES = {
     "FieldArgs": "unlearn.data.fields",
     "LabelArgs": "unlearn.data.labels",
     "PairingArgs": "unlearn.pairing",
-    "WatchArgs": "unlearn.watch",
     "AnnealArgs": "anneal",
-    "ConstraintArgs": "constraint",
-    "RiseArgs": "constraint.rise",
-    "SaliencyArgs": "unlearn.saliency",
-    "FlattenArgs": "unlearn.flatten",
-    "AttributionArgs": "unlearn.attribution",
+    "ExtensionArgs": "unlearn.extensions (an entry)",
 }
 
 _OPTIONS = """# Axolotl's options in a run with `unlearn:`
@@ -56,8 +49,7 @@ that is not installed is named. `tests/test_options.py` trains with and without 
 def _kind(annotation: typing.Any) -> str:
     """A type as a user writes it."""
     if typing.get_origin(annotation) is typing.Annotated:
-        known, later = typing.get_args(annotation)[:2]
-        return _kind(later.model if isinstance(later, config.Later) else known)
+        return _kind(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     parts = [part for part in typing.get_args(annotation) if part not in (type(None), ...)]
@@ -81,10 +73,7 @@ def config_page() -> str:
     """Every key of the `unlearn:` block."""
     lines = ["# Keys of the config", "", "Written by `docs/generate.py` from the code.", ""]
     for name, place in PLACES.items():
-        given = getattr(config, name, None)
-        if not isinstance(given, type):
-            given = getattr(mechanisms, name, None) or getattr(args, name)
-        model: type[BaseModel] = given
+        model: type[BaseModel] = getattr(config, name)
         about = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
         lines += [f"## {place}", "", about, "", "| key | value | default | |", "|---|---|---|---|"]
         for key, field in model.model_fields.items():

@@ -1,4 +1,4 @@
-"""The command line: names, old names, and a config of one's own."""
+"""The command line: a config of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import tiny_llama
 
-from axolotl_unlearn.cli import EXPERIMENTAL, unlearn
+from axolotl_unlearn.cli import unlearn
 
 ROWS = {
     side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
@@ -128,13 +128,6 @@ def test_init_of_match_says_what_is_missing(home, tmp_path):
     done = run("init", "--kind", "match", "--base-model", "m", *rows, "--out", tmp_path / "a.yml")
     assert done.exit_code == 2 and "--heldout" in done.output
     assert not (tmp_path / "a.yml").exists()
-
-
-def test_hidden_names_are_not_listed_and_are_found():
-    listed = set(unlearn.list_commands(None))
-    assert not listed & {*EXPERIMENTAL}
-    for name in EXPERIMENTAL:
-        assert unlearn.get_command(None, name) is not None
 
 
 @pytest.mark.parametrize("reference", ["cached", {"model": "teacher"}])

@@ -581,7 +581,6 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["analyse", "layers", "--base", model, "--parent", near[0], *many, "--out", "layers.json"],
         ["analyse", "retention", *near, "--base", model, *many, "--out", "kept.json"],
         ["augment", "idk", str(good), "--out", "augmented/idk.jsonl"],
-        ["augment", "self", *little, "augmented/self.jsonl"],
         ["augment", "alternatives", *little, "augmented/alternatives.jsonl",
          "--temperature", "9"],
         ["eval", "--compare", model, other, *data, "--out", "texts"],

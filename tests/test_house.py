@@ -17,7 +17,6 @@ FLOORS = (
     {"report", "merging"},
     {"reference", "evaluation"},
     {"training", "attacks"},
-    {"experimental"},
     {"requests", "checks"},
     {"plugin", "cli"},
 )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axolotl_unlearn.experimental import augment
 from axolotl_unlearn.metrics import memorisation as mem
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -107,13 +106,3 @@ def test_all_metrics_have_names_for_every_k():
     values = all_likelihood_metrics(facts([-1.0, -2.0]), "text", ks=(0.05, 0.5))
     assert {"min_k_0.05", "min_k_plus_0.05", "min_k_0.5", "min_k_plus_0.5"} <= set(values)
     assert values["loss"] == 1.5 and all(isinstance(v, float) for v in values.values())
-
-
-def test_memo_by_hand():
-    """An answer of 8 letters is cut after 1 and 6: the rests are "da did." and "d.". Said there are
-    "da x" (one word of two is in the rest) and "d d" (one of two): a half. Nothing said is 0."""
-    assert augment.memo_cuts("Ada did.") == [1, 6]
-    assert augment.memo(["da x", "d d"], "Ada did.") == pytest.approx(0.5)
-    assert augment.memo(["", "d"], "Ada did.") == pytest.approx(0.5)
-    assert augment.memo([], "A") == 0.0
-    assert augment.rouge_1_precision("running dogs sing", "the dog runs") == pytest.approx(2 / 3)

@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.experimental.twins import Twins, alignment, own_twins
 from axolotl_unlearn.reference.base import adapters_off, evaluating, make_reference
 from axolotl_unlearn.reference.frozen import FrozenCopy
 from axolotl_unlearn.reference.precompute import precompute, weights_digest
@@ -144,86 +143,6 @@ def test_a_reference_with_an_adapter_that_is_on_is_an_error():
     hook.remove()
     assert not any(getattr(m, "_disable_adapters", False) for m in model.modules())
     assert all(module.training for module in model.modules())
-
-
-def test_a_row_and_its_twin_are_laid_side_by_side():
-    """Tokens that both have stand for each other; three for one, one for three; answers (7 and 8
-    here) never for prompts; an order of labels that is not the row's is refused."""
-
-    def row(ids, prompt=0, pair=0):
-        labels = [-100] * prompt + ids[prompt:]
-        return {"input_ids": ids, "labels": labels, "row": 5, "pair": pair}
-
-    assert alignment(row([1, 2, 3, 9, 9, 4]), row([1, 2, 7, 4])) == [0, 1, 2, 2, 2, 3]
-    assert alignment(row([1, 7, 4]), row([1, 2, 3, 9, 4])) == [0, 1, 4]
-    assert alignment(row([1, 2, 8, 7], 2), row([1, 3, 3, 7], 3)) == [0, 1, 3, 3]
-    assert alignment(row([1, 2, 2, 4]), row([1, 4])) == [0, 1, 1, 1]
-    with pytest.raises(UnlearnError, match="forget row 5 has prompt and answer in another order"):
-        alignment(row([1, 2, 8], 1), row([1, 2, 8]))
-    forget = [row([1, 2, 3], pair=1), row([1, 2, 4], pair=2)]
-    twins = [row([1, 5, 4], pair=2), row([1, 6, 3], pair=1)]
-    assert own_twins(forget, twins) == twins[::-1]
-    with pytest.raises(UnlearnError, match="1 of 2 forget rows have no twin"):
-        own_twins(forget, twins[:1])
-    with pytest.raises(UnlearnError, match="2 of 2 forget rows are their own twins"):
-        own_twins(forget, forget)
-
-
-def test_of_a_forget_row_the_reference_says_what_it_says_of_the_twin(tmp_path):
-    """Against forwards of the start model over the twins by themselves: label log-probs at the
-    positions that predict the like token, and the distributions there; other rows as they are.
-    Afterwards from the store, with the weights moved."""
-    from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
-
-    model = tiny_llama(seed=1).double()
-    start = copy.deepcopy(model).eval()
-    batch = random_batch(seed=3)
-    length = int(batch["attention_mask"][0].sum())
-    ids, labels = batch["input_ids"][0, :length], batch["labels"][0, :length]
-    # Two tokens of the answer become three others.
-    cut = length - 4
-    twin = {
-        "input_ids": [*ids[:cut].tolist(), 20, 21, 22, *ids[cut + 2 :].tolist()],
-        "labels": [*labels[:cut].tolist(), 20, 21, 22, *labels[cut + 2 :].tolist()],
-    }
-    forget = {"input_ids": ids.tolist(), "labels": labels.tolist(), "row": 0}
-    places = alignment(forget, twin)
-    assert places == [*range(cut), cut, cut + 1, cut + 3, cut + 4]
-    reference = cached(model)
-    reference.twins = Twins([forget], [twin])
-    entries = entries_for(
-        ("forget", {"objective": "npo"}), ("forget", {"objective": "nckd"}),
-        ("retain", {"objective": "kl"}),
-    )  # fmt: skip
-    precompute(reference, model, [batch], entries, tmp_path, progress=False)
-    reference.release(model, keep_head=True)
-    move(model)
-    where = label_positions(batch)
-    ours = where & (batch["role"] == 0)[:, None]
-    found = reference.look_up(model, model, batch, ForwardSpec(ours, {HEAD: where}))
-    logits = found.logits(found.states[HEAD].at(*where.nonzero(as_tuple=True)))
-    said = torch.zeros(*where.shape, logits.shape[-1], dtype=logits.dtype)
-    said[where] = logits
-    with torch.no_grad():
-        of_twin = start(torch.tensor([twin["input_ids"]])).logits[0]
-        own = start(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    checked = 0
-    for time in where[0].nonzero()[:, 0].tolist():
-        at = places[time + 1] - 1
-        want = of_twin[at].log_softmax(-1)[twin["input_ids"][at + 1]]
-        assert_close(found.logp[0, time].double(), want, rtol=1e-5, atol=1e-5)
-        assert_close(said[0, time], of_twin[at], rtol=1e-5, atol=1e-5)
-        checked += 1
-    assert checked >= 4
-    other = where.clone()
-    other[0] = False
-    assert_close(said[other], own[other], rtol=1e-5, atol=1e-5)
-    label = batch["labels"].roll(-1, 1).clamp(min=0)
-    want = own.log_softmax(-1).gather(2, label[..., None])[..., 0]
-    other &= ours
-    assert_close(found.logp[other].double(), want[other], rtol=1e-5, atol=1e-5)
-    row = {name: batch[name][0] for name in ("input_ids", "attention_mask", "labels")}
-    assert_close(reference.label_logp(row), found.logp[0][where[0]].double())
 
 
 def test_rows_that_are_not_stored_are_an_error_once_released(tmp_path):

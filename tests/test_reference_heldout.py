@@ -12,11 +12,10 @@ from conftest import tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.columns import KINDS
-from axolotl_unlearn.config.mechanisms import LevelArgs
-from axolotl_unlearn.engine import packing, row_gradients
+from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
-from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import make_entries
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
@@ -26,7 +25,7 @@ from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.heldout import RIDGE, HeldoutDistribution
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.training import level
-from axolotl_unlearn.training.level import LevelCallback, ScoredRows, inside
+from axolotl_unlearn.training.level import LevelCallback, ScoredRows, profiles
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -232,7 +231,7 @@ def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
         assert_close(ours, found.profiles[0, : len(ours)])
     rows = [{k: v[i, v_mask].tolist() for k, v in batch.items() if v.dim() == 2}
             for i, v_mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
-    found = torch.stack(inside(model, rows, "profiles"))
+    found = torch.stack(profiles(model, rows))
     assert_close(found, want.detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -252,7 +251,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
         distributions={"profiles": distribution},
     )
     monkeypatch.setattr(
-        level, "inside", lambda *given: asked.append(len(given[1])) or inside(*given)
+        level, "profiles", lambda *given: asked.append(len(given[1])) or profiles(*given)
     )
     callback.gather(model)
     assert asked == [2, 2]
@@ -264,110 +263,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
         assert_close(found, want.detach(), atol=1e-5, rtol=1e-5)
 
 
-def plain_norms(model, batch, row) -> torch.Tensor:
-    """Logarithm of the norm of the gradient of a row's mean NLL in each matrix, by autograd."""
-    model.config._attn_implementation = "eager"
-    where = label_positions(batch)[row]
-    given = {name: batch[name][row : row + 1] for name in ("input_ids", "attention_mask")}
-    logp = model(**given).logits[0, where].double().log_softmax(-1)
-    labels = batch["labels"][row, where.nonzero()[:, 0] + 1]
-    loss = -logp.gather(-1, labels[:, None]).mean()
-    weights = [
-        part.weight for name, part in model.named_modules()
-        if isinstance(part, torch.nn.Linear) and ".layers." in name
-    ]  # fmt: skip
-    grads = torch.autograd.grad(loss, weights, create_graph=True)
-    return torch.stack([grad.norm().log() for grad in grads])
-
-
-@pytest.mark.parametrize("how", ["plain", "checkpointing", "rows of a file"])
-def test_gradient_norms_are_those_of_each_row_alone(how):
-    """14 matrices of 2 layers; 0 for a row that nothing is asked of, whatever stands beside it."""
-    model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
-    batch = batch_of()
-    where = label_positions(batch)
-    want = torch.stack([plain_norms(double, batch, row) for row in range(3)]).detach()
-    assert want.shape == (3, 14) and want.std(0).min() > 0.01
-    if how == "rows of a file":
-        masks = batch["attention_mask"].bool()
-        rows = [{k: v[i, mask].tolist() for k, v in batch.items() if v.dim() == 2}
-                for i, mask in enumerate(masks)]  # fmt: skip
-        found = torch.stack(inside(model, rows, "gradients"))
-        assert not found.requires_grad
-        assert_close(found, want, atol=1e-5, rtol=1e-5)
-        return
-    if how == "checkpointing":
-        model.train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    where[1] = False
-    observe(model, batch, ForwardSpec(gradients=where))  # what is learnt once about a model
-    head, seen = model.get_output_embeddings(), []
-    plain_head = head.forward
-    head.forward = lambda states: seen.append(states[..., 0].numel()) or plain_head(states)
-    found = observe(model, batch, ForwardSpec(gradients=where)).gradients
-    assert seen == [where.sum()]  # no logits anywhere else
-    assert_close(found[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
-    assert not found[1].any() and found.requires_grad
-
-
-def test_gradient_norms_under_autocast():
-    """The model's products are in bfloat16, those of the norms are not."""
-    model, batch = tiny_llama(seed=3).float(), batch_of()
-    needs = ForwardSpec(gradients=label_positions(batch))
-    whole = observe(model, batch, needs).gradients
-    seen = []
-    squared = row_gradients._squared
-    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            row_gradients, "_squared", lambda x, g, n: seen.append((x, g)) or squared(x, g, n)
-        )
-        found = observe(model, batch, needs).gradients
-    assert (found - whole).abs().max() < 0.1
-    want = [((x.float() @ x.float().mT) * (g.float() @ g.float().mT)).sum((1, 2)) for x, g in seen]
-    assert_close(found, torch.stack(want, -1).log() / 2, atol=1e-5, rtol=1e-5)
-
-
-def test_gradient_norms_of_a_lora_are_those_of_the_merged_model():
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(1)
-    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-    model = get_peft_model(tiny_llama(seed=3).double(), lora)
-    batch = batch_of()
-    found = observe(model, batch, ForwardSpec(gradients=label_positions(batch))).gradients
-    merged = model.merge_and_unload()
-    for weight in merged.parameters():
-        weight.requires_grad_(True)
-    want = torch.stack([plain_norms(merged, batch, row) for row in range(3)])
-    assert_close(found.double(), want.detach(), atol=1e-5, rtol=1e-5)
-
-
-def test_a_model_without_second_derivatives_is_refused_before_the_run():
-    from axolotl_unlearn.errors import UnlearnError
-
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx, grad):
-            return grad * 2
-
-    model = tiny_llama(seed=3).float()
-    refuse_without_second_derivative(model)
-    norm = model.model.norm
-    inner = norm.forward
-    norm.forward = lambda x: Once.apply(inner(x))
-    with pytest.raises(UnlearnError, match=r"second derivatives.*no fused kernels"):
-        refuse_without_second_derivative(model)
-    assert all(weight.grad is None for weight in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "objective", ["feature_matching", "hidden_matching", "gradient_norm_matching"]
-)
+@pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])
 def test_a_step_draws_forget_rows_to_heldout_rows(objective):
     """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
     the objective alone brings the features of two documents nearer to those asked for."""
@@ -377,8 +273,6 @@ def test_a_step_draws_forget_rows_to_heldout_rows(objective):
     def features(of) -> torch.Tensor:
         if objective == "hidden_matching":
             return plain_states(of, batch)[:2]
-        if objective == "gradient_norm_matching":
-            return torch.stack([plain_norms(of, batch, row) for row in (0, 1)])
         where = label_positions(batch)
         three = plain(of, batch)
         return torch.stack([

@@ -17,7 +17,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from axolotl_unlearn.config.mechanisms import LevelArgs
+from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.training import level
 from axolotl_unlearn.training.level import learned_auc
@@ -295,9 +295,7 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "objective", ["feature_matching", "hidden_matching", "gradient_norm_matching"]
-)
+@pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])
 def test_matching_draws_from_the_first_look_after_the_settling(life, objective):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entry; one that looks at every second step does not."""
@@ -446,36 +444,6 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
     assert "reference" not in callback.stopping.history[0]
 
 
-def test_without_a_model_from_before(life, capsys):
-    """Twins by the command, and what the teacher says after the prompts: a run that aims at the
-    held-out level in the order of the twins, with nckd at the twins and po on the answers."""
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    config = example(life, "alone", every=3, settle=0.0)
-    path = life / "alone-first.yml"
-    path.write_text(yaml.safe_dump(config))
-    for words in (["twins"], ["distil", "--model", life / "teacher", "--max-new-tokens", "8"]):
-        file = life / f"{words[0]}.jsonl"
-        done = CliRunner().invoke(
-            unlearn, ["augment", *map(str, words), str(path), "--out", str(file)]
-        )
-        assert done.exit_code == 0, done.output
-    block = config["unlearn"]
-    for entry in block["forget"][:4]:  # `feature_matching` asks nobody
-        entry["reference"] = {"twins": str(life / "twins.jsonl")}
-    block["forget"].append({"objective": "po", "weight": 0.5})
-    config["datasets"].append(
-        {"path": str(life / "distil.jsonl"), "ds_type": "json",
-         "type": "axolotl_unlearn.data.alternative"}
-    )  # fmt: skip
-    out = train(life, config)
-    watched = json.loads((out / "level.json").read_text())["watched"]
-    assert [seen["step"] for seen in watched] == [0, 3, 6] and "reference" not in watched[0]
-    assert "'forget/po'" in capsys.readouterr().out
-
-
 def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     """A forget set of questions alone (TOFU): no attack was made, and the rule failed on nothing.
     Beside documents they are still left out."""
@@ -562,34 +530,21 @@ def test_faults_of_the_block_name_the_cure(life):
     ):
         assert any(part in fault for fault in found), part
     config = example(life, "fault")
-    config = example(life, "fault")
-    config["unlearn"]["forget"][0]["reference"] = {"twins": str(life / "nowhere.jsonl")}
-    found = faults(config | {"deepspeed": "zero3.json"})
-    for part in ("`reference.twins: ", "augment twins", "ZeRO-3 do not allow", "one reference"):
-        assert any(part in fault for fault in found), part
-    for reference in ("auto", {"twins": str(life / "data/forget.jsonl")}):
-        config["unlearn"]["forget"] = [{"objective": "match", "reference": reference}]
-        level = config["unlearn"].pop("level") | {"certainty": False}
-        assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
-        config["unlearn"]["level"] = level
+    config["unlearn"]["forget"][0]["reference"] = "cached"
+    assert any("one reference" in fault for fault in faults(config))
+    config["unlearn"]["forget"] = [{"objective": "match", "reference": "auto"}]
+    level = config["unlearn"].pop("level") | {"certainty": False}
+    assert any("nothing would be forgotten" in fault for fault in faults(config))
+    config["unlearn"]["level"] = level
+    config["unlearn"]["forget"][0]["reference"] = "cached"
     assert faults(config) == []
-    config["unlearn"]["forget"] += [{"objective": "gradient_norm_matching"}]
-    for attention, fine in (("sdpa", True), ("eager", True), ("flash_attention_2", False)):
-        found = faults(config | {"attn_implementation": attention})
-        assert fine != any("second derivatives" in fault for fault in found)
-    assert any(
-        "`flash_attention: True` has none" in f for f in faults(config | {"flash_attention": True})
-    )
-    config["unlearn"]["forget"].pop()
-    for name in ("feature_matching", "hidden_matching", "gradient_norm_matching"):
+    for name in ("feature_matching", "hidden_matching"):
         config["unlearn"]["forget"] += [{"objective": name}]
         assert faults(config) == []
         level = config["unlearn"].pop("level")
         assert any(f"`{name}` compares with held-out rows" in fault for fault in faults(config))
         config["unlearn"]["level"] = level
         config["unlearn"]["forget"].pop()
-    config["unlearn"]["forget"][0]["reference"] = {"twins": "x", "model": "y"}
-    assert any("give it alone" in fault for fault in faults(config))
     config = example(life, "fault")
     one = life / "one.jsonl"
     one.write_text((life / "data/heldout.jsonl").read_text().splitlines()[0] + "\n")

@@ -34,7 +34,7 @@ MODES = {
     "starting adapter": {"lora_model_dir": True},
     "full": {"adapter": None},
     "full, cached": {"adapter": None, "reference": "cached"},
-    "surgery, accumulation": {"surgery": "pcgrad", "gradient_accumulation_steps": 2},
+    "accumulation": {"gradient_accumulation_steps": 2},
 }
 
 
@@ -45,7 +45,7 @@ class Killed(BaseException):
 def run(stage, name, mode, **changes):  # noqa: F811
     given = dict(MODES[mode])
     block = config(stage, "x")["unlearn"]
-    block |= {key: given.pop(key) for key in ("reference", "surgery") if key in given}
+    block |= {key: given.pop(key) for key in ("reference",) if key in given}
     if given.pop("lora_model_dir", None):
         given["lora_model_dir"] = str(stage / "begun")
     return train(stage, name, unlearn=block, **SAVING, **given, **changes, max_steps=STEPS)

@@ -15,6 +15,7 @@ import sys
 from contextlib import nullcontext
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import distributed as dist
@@ -28,7 +29,7 @@ from axolotl_unlearn.engine.layers import freeze_after  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.engine.views import make_entries, unit_counts
 from axolotl_unlearn.reference.base import make_reference  # noqa: E402
-from axolotl_unlearn.training.surgery import Surgery  # noqa: E402
+from research.methods.surgery import Surgery  # noqa: E402
 
 CONFIGS = (
     ("forget", {"objective": "npo", "weight": 0.4}),
@@ -137,11 +138,12 @@ def mean_over_ranks(tensor):
 def joined(model, wrapped, batch, entries, counts, scale, reduce):
     """PCGrad of both sides."""
     of_step = losses_of(model, wrapped, batch, entries, counts, scale)
-    surgery = Surgery("pcgrad", reduce)
+    surgery = Surgery(method="pcgrad")
+    surgery.begin(SimpleNamespace(reduce=lambda x: reduce(x) * dist.get_world_size()))
     with getattr(wrapped, "no_sync", nullcontext)():
         losses = of_step().losses
     surgery.add(model, losses)
-    surgery.finish(torch.optim.SGD(model.parameters(), lr=0.1))
+    surgery.finish()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
 
 

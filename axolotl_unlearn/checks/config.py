@@ -93,6 +93,13 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     faults = [*axolotl_options.refused(cfg, bool(args.data.rows)), *_together(cfg, args)]
     faults += _reference_faults(cfg, args)
     faults += _template_faults(cfg, args)
+    kinds = dict.fromkeys(args.extension_kinds())
+    faults += [said for kind in kinds for said in kind.faults(cfg, args)]
+    if len(takers := [one for one in args.extension_kinds() if one.takes_gradients]) > 1:
+        faults.append(
+            f"`unlearn.extensions`: {takers[0].__name__} and {takers[1].__name__} both take the "
+            "gradients of a step; keep one of them."
+        )
     names = {entry.objective for entry in args.forget}
     if args.level or any(name == "match" or OBJECTIVES[name].against_heldout for name in names):
         from axolotl_unlearn.checks.level import level_faults
@@ -132,10 +139,6 @@ def sharding_key(cfg: dict) -> str | None:
 def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     """Settings of Axolotl and of the block that do not go together."""
     sharding, optimizer = sharding_key(cfg), str(cfg.get("optimizer") or "")
-    spread = args.by_side or (f"`{sharding}`" if sharding else None)
-    checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
-    by_rows = {"leave_out` of a phase": any(phase.leave_out for phase in args.phases),
-               "unlearn.attribution`": args.attribution, "unlearn.level`": args.level}  # fmt: skip
     length = [key for key in ("max_steps", "num_epochs") if args.phases and cfg.get(key)]
     patterns = cfg.get("unfrozen_parameters") or ()
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
@@ -167,24 +170,12 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
            "long the run is; remove it.") for key in length),
         (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
-        *((sharding and asked,
-           f"`{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; train "
-           "on one device or with DDP.") for key, asked in by_rows.items()),
-        (sharding and args.by_side,
-         f"`unlearn.{args.by_side}` needs both gradients whole on each process; use DDP instead of "
-         "FSDP or DeepSpeed."),
-        (spread and args.pairing.max_tokens,
-         f"`unlearn.pairing.max_tokens` does not go with {spread}, which counts on one forward a "
-         "micro-batch: remove it and lower `micro_batch_size`."),
-        (args.surgery == "gu" and re.search("adam.*(8bit|4bit|fp8)", optimizer),
-         "`unlearn.surgery: gu` needs the optimizer's second moments in full, which `optimizer: "
-         f"{optimizer}` does not keep: use adamw_torch or paged_adamw_32bit."),
-        (args.saliency and cfg.get("weight_decay"),
-         "`unlearn.saliency` keeps weights as they are, but `weight_decay` would move them; set it "
-         "to 0."),
-        (args.by_side and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"),
-         f"`unlearn.{args.by_side}` takes two gradients from one graph; set "
-         "`gradient_checkpointing_kwargs: {use_reentrant: false}`."),
+        (sharding and args.level,
+         "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
+         "train on one device or with DDP."),
+        (sharding and args.pairing.max_tokens,
+         f"`unlearn.pairing.max_tokens` does not go with `{sharding}`, which counts on one forward "
+         "a micro-batch: remove it and lower `micro_batch_size`."),
         (cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns),
          "`unfrozen_parameters` trains weights outside of the adapter, which its folder does not "
          "hold, or none: remove it or `adapter`, or name the module in `lora_modules_to_save`."),

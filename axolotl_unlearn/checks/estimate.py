@@ -19,7 +19,6 @@ from axolotl_unlearn.checks.rendered import layout
 from axolotl_unlearn.columns import DOCUMENT, IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_loaded
-from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.overlap import near_rows
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.data.validation import held_out
@@ -50,14 +49,12 @@ def outlook(
         whole = concatenate_datasets([*tables.values()])
         try:
             check_loaded(cfg, whole)
-            args, _ = check_columns(args, whole)
+            check_columns(args, whole)
         except UnlearnError as error:
             faults.append(str(error))
         if near := near_rows(whole):
             facts["near_duplicates"] = {"rows": near[0], "of": near[1]}
         documents = tables["retain"][DOCUMENT][:] if "retain" in tables else documents
-    else:
-        args = RowCounts.of_records(read).fitted(args)
     if size := cfg.get("val_set_size"):
         seed = 42 if cfg.get("seed") is None else cfg["seed"]
         try:
@@ -108,10 +105,9 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
             facts["level"] = {"rows_of_steps": read, **looks(args, rows, steps)}
     references = args.references()
     facts["reference"] = [
-        r.model or r.adapter or r.twins or (_mode(cfg) if r.mode == "auto" else r.mode)
-        for r in references
+        r.model or r.adapter or (_mode(cfg) if r.mode == "auto" else r.mode) for r in references
     ]
-    before = [r.mode == "cached" or bool(r.is_teacher or r.twins) for r in references]
+    before = [r.mode == "cached" or r.is_teacher for r in references]
     facts["forwards_of_a_step"] = {
         "with_gradient": cuts,
         "of_references": f"up to {cuts * before.count(False)}" if False in before else 0,
@@ -161,7 +157,7 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     optimizer = str(cfg.get("optimizer") or "")
     moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and _mode(cfg) == "frozen_copy")
-                 for r in args.references() if not (r.is_teacher or r.twins))  # fmt: skip
+                 for r in args.references() if not r.is_teacher)  # fmt: skip
     rows = int(cfg.get("micro_batch_size") or 1)
     rows *= 1 + (args.pairing.retain_per_forget if args.retain else 0)
     # The matrix with the most rows: embeddings or head.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from axolotl_unlearn.checks.config import ATTENTION, told
+from axolotl_unlearn.checks.config import told
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.objectives import OBJECTIVES
 
@@ -14,12 +14,12 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What `match` aims at, and what compares with held-out rows."""
     level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    before = [s.is_teacher or (s.mode == "cached" or s.twins) and level for s in matched]
+    before = [s.is_teacher or (s.mode == "cached" and level) for s in matched]
     faults = told(
         (not all(before),
          "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
-         "a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: FILE}`) and "
-         "held-out rows in `unlearn.level`."),
+         "a teacher (`reference: {model: PATH}`), or `reference: cached` and held-out rows in "
+         "`unlearn.level`."),
     )  # fmt: skip
     if level is None:
         return faults + [
@@ -27,7 +27,6 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             for name in names
             if OBJECTIVES[name].against_heldout
         ]
-    named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
     return faults + told(
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
@@ -40,9 +39,6 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         (level.certainty and "nckd" not in names,
          "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
          "`nckd`: add one or remove the key."),
-        *(("gradient_norm_matching" in names and not one.endswith((": sdpa", ": eager")),
-           f"`gradient_norm_matching` needs second derivatives, which `{one}` has none of: use "
-           "`attn_implementation: sdpa` or `eager`.") for one in named),
     )  # fmt: skip
 
 
@@ -52,11 +48,11 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
     if matched and not all(source.is_teacher for source in matched):
         notes.append(
-            "without a model from before (`reference: cached`, `twins`) attacks still tell what "
+            "without a model from before (`reference: cached`) attacks still tell what "
             "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
             "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
         )
-    elif matched and all(e.objective != "gradient_norm_matching" for e in args.forget):
+    elif matched:
         notes.append(
             "an attacker with the weights can still tell by gradients what was forgotten: on a "
             "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "

@@ -123,7 +123,6 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
     args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:
         return ["memorises; no objective of unlearning"]
-    args = counts.fitted(args)
     lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
     for number, phase in enumerate(args.phases or [args], 1):
         if args.phases:

@@ -18,8 +18,6 @@ from axolotl_unlearn import __version__
 from axolotl_unlearn.cli._json import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
-#: Commands that are methods without a promise of stability: hidden, found by their name.
-EXPERIMENTAL = ("augment",)
 #: Commands of Axolotl's own program.
 AXOLOTL = ("train", "preprocess", "merge-lora", "evaluate", "inference", "quantize", "vllm-serve")
 
@@ -131,12 +129,6 @@ class Commands(LazyGroup):
                 code="cli.no-command",
             )
         return super().resolve_command(ctx, args)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in EXPERIMENTAL:
-            name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
-            return importlib.import_module(name).command
-        return super().get_command(ctx, cmd_name)
 
 
 @click.group(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import logging
-from dataclasses import dataclass
-from functools import cache
+import inspect
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,20 +18,10 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import core_schema
 
-from axolotl_unlearn.columns import Kind, task_number
+from axolotl_unlearn.columns import SIDES, Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
-
-LOG = logging.getLogger(__name__)
-
-#: Names of objectives up to 0.2, which are read for one more release.
-RENAMED = {
-    "alike": "feature_matching",
-    "alike_states": "hidden_matching",
-    "alike_gradients": "gradient_norm_matching",
-}
 
 
 class Strict(BaseModel):
@@ -41,47 +30,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
-class Later:
-    """Annotation of a key whose model is imported if it is given."""
-
-    name: str
-    module: str = "config.mechanisms"
-
-    @property
-    def model(self) -> type[BaseModel]:
-        return getattr(import_module(f"axolotl_unlearn.{self.module}"), self.name)
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            lambda value: self.model.model_validate(value), handler(source)
-        )
-
-
-AnnealArgs = Annotated[Any, Later("AnnealArgs")]
-AttributionArgs = Annotated[Any, Later("AttributionArgs", "experimental.args")]
-ConstraintArgs = Annotated[Any, Later("ConstraintArgs", "experimental.args")]
-FlattenArgs = Annotated[Any, Later("FlattenArgs", "experimental.args")]
-LevelArgs = Annotated[Any, Later("LevelArgs")]
-PhaseArgs = Annotated[Any, Later("PhaseArgs")]
-SaliencyArgs = Annotated[Any, Later("SaliencyArgs", "experimental.args")]
-WatchArgs = Annotated[Any, Later("WatchArgs")]
-
-
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
 
 
-@cache
-def _tell_renamed(old: str) -> None:
-    LOG.warning("`objective: %s` is read for one more release; write `%s`.", old, RENAMED[old])
-
-
-def _renamed(name: Any) -> Any:
-    if not isinstance(name, str) or name not in RENAMED:
-        return name
-    _tell_renamed(name)
-    return RENAMED[name]
+def _as_extensions(value: Any) -> Any:
+    value = [value] if isinstance(value, (dict, str)) else value
+    if not isinstance(value, list):
+        return value
+    return [{"extension": one} if isinstance(one, str) else one for one in value]
 
 
 def _text_is(key: str) -> BeforeValidator:
@@ -103,18 +60,11 @@ class ReferenceArgs(Strict):
     adapter: str | None = Field(
         None, description="a teacher: folder of a LoRA adapter, of base_model or of `model`"
     )
-    twins: str | None = Field(
-        None,
-        description="the starting model, asked about another row in place of each forget row: "
-        "file of `axolotl-unlearn augment twins`",
-    )
 
     @model_validator(mode="after")
     def _check(self) -> ReferenceArgs:
         if self.is_teacher and "mode" in self.model_fields_set:
             raise ValueError("give `mode` for the starting model, or `model`/`adapter`, not both")
-        if self.twins and self.model_fields_set != {"twins"}:
-            raise ValueError("`twins` asks the starting model before training; give it alone")
         return self
 
     @property
@@ -127,6 +77,85 @@ Source = Annotated[ReferenceArgs, _text_is("mode")]
 Elsewhere = Annotated[ReferenceArgs, _text_is("model")]
 
 
+def _check_parameters(entry: BaseModel, what: str, known: Mapping[str, inspect.Parameter]) -> None:
+    """Further keys of an entry against the keyword arguments of what it names.
+
+    Raises:
+        ValueError: One that is unknown or has a wrong value.
+    """
+    fields = {name: (p.annotation, p.default) for name, p in known.items()}
+    fields = {k: (a, ... if d is inspect.Parameter.empty else d) for k, (a, d) in fields.items()}
+    try:
+        validated = create_model("parameters", __base__=Strict, **fields)(**entry.model_extra)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        said = f": {key}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            near = nearest(key, [*fields, *type(entry).model_fields])
+            takes = ", ".join(fields) or "none"
+            said = f" has no parameter {key!r}{near}; it takes {takes}"
+        raise ValueError(f"{what}{said}") from None
+    for key in entry.model_extra:
+        entry.model_extra[key] = getattr(validated, key)
+
+
+class AnnealArgs(Strict):
+    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
+
+
+class ExtensionArgs(BaseModel):
+    """One entry of ``extensions:``: a module of yours or of `research.methods`, and its settings.
+
+    Every further key is a keyword argument of the class. The module is imported when the config is
+    read, so it may register objectives; it has to be on Python's path (``PYTHONPATH``).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    extension: str = Field(
+        description="`module:Class` of a `training.extensions.Extension`, or `module` for its "
+        "objectives alone"
+    )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The extension's own settings, validated."""
+        return dict(self.model_extra or {})
+
+    @property
+    def kind(self) -> Callable[..., Any] | None:
+        """Its class; None for a module alone."""
+        return find_extension(self.extension)
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> ExtensionArgs:
+        kind = self.kind
+        known = inspect.signature(kind, eval_str=True).parameters if kind else {}
+        _check_parameters(self, f"extension {self.extension}", known)
+        return self
+
+
+def find_extension(name: str) -> Callable[..., Any] | None:
+    """What ``module:Class`` names; None for a module alone, which is imported.
+
+    Raises:
+        ValueError: There is no such module, or no such class in it.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else None
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"the extension {name!r} is not found ({error}); give `module:Class` of a module on "
+            "Python's path, e.g. by PYTHONPATH"
+        ) from None
+
+
 class ObjectiveArgs(BaseModel):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
@@ -136,15 +165,10 @@ class ObjectiveArgs(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    objective: Annotated[str, BeforeValidator(_renamed)] = Field(
-        description="name in the registry; see `axolotl-unlearn methods`"
-    )
+    objective: str = Field(description="name in the registry; see `axolotl-unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
     anneal: Annotated[AnnealArgs | None, _text_is("schedule")] = Field(
         None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
-    )
-    constraint: ConstraintArgs | None = Field(
-        None, description="hold this loss below a level; `weight` is where its multiplier starts"
     )
     kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
         None, description="limit to completions or questions"
@@ -190,23 +214,7 @@ class ObjectiveArgs(BaseModel):
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 "them"
             )
-        fields = {name: (p.annotation, p.default) for name, p in known.parameters.items()}
-        model = create_model(f"{self.objective}_parameters", __base__=Strict, **fields)
-        try:
-            validated = model(**self.parameters)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            said = f": {key}: {first['msg']}"
-            if first["type"] == "extra_forbidden":
-                near = nearest(key, [*fields, *type(self).model_fields])
-                takes = ", ".join(fields) or "none"
-                said = f" has no parameter {key!r}{near}; it takes {takes}"
-            raise ValueError(f"objective {self.objective}{said}") from None
-        for key in self.parameters:
-            self.model_extra[key] = getattr(validated, key)
-        if self.constraint is not None and self.anneal is not None:
-            raise ValueError("`constraint` finds the weight by itself; remove `anneal`")
+        _check_parameters(self, f"objective {self.objective}", known.parameters)
         if self.reference is not None and not known.reference:
             raise ValueError(
                 f"objective {self.objective} compares with no reference; remove `reference`"
@@ -359,6 +367,76 @@ class Sides(Strict):
         return roles | ({"forget"} if "alternative" in roles else set())
 
 
+class PhaseArgs(Sides):
+    """A stretch of the run with objectives of its own; the learning rate begins anew."""
+
+    steps: int | None = Field(None, gt=0, description="optimizer steps")
+    epochs: float | None = Field(None, gt=0, description="or passes, as `pairing` counts them")
+    learning_rate: float | None = Field(None, gt=0, description="default: that of the config")
+    fresh_optimizer: bool = Field(
+        False, description="begin without the moments of the phase before (AILS-NTUA)"
+    )
+
+    @model_validator(mode="after")
+    def _check_phase(self) -> PhaseArgs:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give the length of the phase as `steps` or as `epochs`")
+        if not self.entries():
+            raise ValueError("the phase has no objective; add `forget:` or `retain:`")
+        return self
+
+
+class LevelArgs(Strict):
+    """Held-out rows: the level that forget rows are brought to, and when they are there."""
+
+    heldout: str = Field(
+        description="file of rows of the same kinds that the model never saw; not the ones that "
+        "judge it later"
+    )
+    every: int | None = Field(
+        None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
+    )
+    rows: int = Field(
+        100,
+        gt=0,
+        description="rows of each kind and task that a look scores on either side, at most; with "
+        "per_document all",
+    )
+    gain: float = Field(
+        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
+    )
+    settle: float = Field(
+        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
+    )
+    stop: bool = Field(
+        True, description="end when no attack tells forget documents from held-out ones"
+    )
+    margin: float = Field(
+        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
+    )
+    retain: float = Field(
+        0.1, ge=0, description="nats a token that the loss of retained rows may rise"
+    )
+    said: float = Field(
+        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
+    )
+    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
+    per_document: bool = Field(
+        False,
+        description="for few documents: end only when none of them is told by itself, and take an "
+        "AUC within its own sampling error for 0.5",
+    )
+    least_rows: int = Field(
+        1, gt=0, description="forget rows below which `feature_matching` and its kin do nothing"
+    )
+    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
+    certainty: bool = Field(
+        False,
+        description="set the temperature of `nckd` so that the model is as sure of forget rows as "
+        "of held-out ones",
+    )
+
+
 #: Keys that a config gives for a preset's places (``$teacher``), and whether they are needed.
 FILLED = {"teacher": True, "heldout": True, "original": False}
 
@@ -395,32 +473,15 @@ class UnlearnArgs(Sides):
         default_factory=list,
         description="in place of `forget:` and `retain:`: stretches with objectives of their own",
     )
-    surgery: Literal["pcgrad", "gu", "gru"] | None = Field(
-        None, description="how the gradients of forget and retain are joined; default: added"
-    )
-    sharpness: float | None = Field(
-        None,
-        gt=0,
-        description="rho of sharpness-aware forgetting: the forget gradient is taken "
-        "this far uphill (published: 0.01)",
-    )
-    saliency: SaliencyArgs | None = Field(
-        None, description="train only the neurons (or weights) with the largest forget gradient"
-    )
-    flatten: FlattenArgs | None = Field(
-        None,
-        description="forget along quiet directions: flatten the top components of its gradient",
-    )
-    attribution: AttributionArgs | None = Field(
-        None, description="forget rows whose gradient agrees with the retain rows' weigh less"
+    extensions: Annotated[list[ExtensionArgs], BeforeValidator(_as_extensions)] = Field(
+        default_factory=list,
+        description="methods that are no objective, and objectives of your own: `module:Class`, or "
+        "`{extension: module:Class, ...}` with its settings",
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
     level: LevelArgs | None = Field(
         None, description="held-out rows: what `match` aims at, and when the run ends"
-    )
-    watch: WatchArgs | None = Field(
-        None, description="when to warn, or stop, because the model falls apart"
     )
     chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
     padding_free: bool = Field(
@@ -440,6 +501,9 @@ class UnlearnArgs(Sides):
         if not isinstance(values, dict):
             return values
         given = {k: v for k, v in values.items() if v is not None}
+        for one in _as_extensions(given.get("extensions") or []):  # they may bring objectives
+            if isinstance(one, dict) and isinstance(one.get("extension"), str):
+                find_extension(one["extension"])
         preset, taken = {}, []
         if given.get("preset"):
             from axolotl_unlearn.config import presets
@@ -456,23 +520,21 @@ class UnlearnArgs(Sides):
 
     @model_validator(mode="after")
     def _join_phases(self) -> UnlearnArgs:
-        if self.phases or self.by_side or self.attribution:
-            from axolotl_unlearn.config.mechanisms import join_and_check
-
-            join_and_check(self)
+        """With phases, ``forget`` and ``retain`` hold the objectives of all of them."""
+        if self.phases and (self.forget or self.retain):
+            raise ValueError("give `phases`, or `forget` and `retain`, not both")
+        for side in SIDES if self.phases else ():
+            self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
         return self
+
+    def extension_kinds(self) -> list[Any]:
+        """Their classes, without modules that only register objectives."""
+        return [one.kind for one in self.extensions if one.kind is not None]
 
     def references(self) -> list[ReferenceArgs]:
         """What the objectives that compare are compared with, each once."""
         entries = (entry for _, entry in self.entries() if OBJECTIVES[entry.objective].reference)
         return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
-
-    @property
-    def by_side(self) -> str | None:
-        """The key that asks for the gradients of both sides by themselves, as ``key: value``."""
-        asked = {key: getattr(self, key) for key in ("surgery", "sharpness", "saliency", "flatten")}
-        key = next((key for key, value in asked.items() if value), None)
-        return f"{key}: {asked[key]}" if key in ("surgery", "sharpness") else key
 
     @property
     def trains(self) -> bool:
@@ -533,8 +595,7 @@ def _keys_at(location: tuple) -> list[str]:
         if isinstance(part, str) and part in block.model_fields:
             kinds = [block.model_fields[part].annotation]
             while kinds and not (isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)):
-                first = kinds.pop(0)
-                kinds[:0] = [first.model] if isinstance(first, Later) else get_args(first)
+                kinds[:0] = get_args(kinds.pop(0))
             block = kinds[0] if kinds else block
     return list(block.model_fields)
 

@@ -166,7 +166,7 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 if role not in unread
             }
             checked.counts = RowCounts.of_records(checked.sides)
-            checked.faults += checked.counts.faults(checked.counts.fitted(args))
+            checked.faults += checked.counts.faults(args)
     return checked
 
 
@@ -206,18 +206,16 @@ def check_loaded(cfg: Mapping[str, Any], *sets: Any) -> None:
             check_sides(rows, paths)
 
 
-def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]:
-    """Rows that Axolotl has loaded against the entries; returns these, `fitted`, and notes.
+def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
+    """Rows that Axolotl has loaded against the entries; returns notes.
 
     Raises:
         UnlearnError: An entry without rows, or forget rows without an entry.
     """
     counts = RowCounts.of_columns(rows)
-    args = counts.fitted(args)
-    faults = counts.faults(args)
-    if faults:
+    if faults := counts.faults(args):
         raise UnlearnError(" ".join(faults), code="data.entries-and-rows")
-    return args, [*counts.notes(args), *near_note(rows)]
+    return [*counts.notes(args), *near_note(rows)]
 
 
 def block_of(cfg: dict[str, Any]) -> UnlearnArgs | None:

@@ -52,19 +52,14 @@ class RowCounts:
             n for group, n in self.rows.items() if group[0] == side and entry.is_for(*group[1:])
         )
 
-    def fitted(self, args: UnlearnArgs) -> UnlearnArgs:
-        """``args``; of a preset that takes a teacher, what these rows can meet."""
-        if args.teacher is None:
-            return args
-        from axolotl_unlearn.config.presets import fitted
-
-        return fitted(args, self)
-
     def faults(self, args: UnlearnArgs) -> list[str]:
-        """Entries and tasks without rows, and forget rows without an entry."""
+        """Entries and tasks without rows, and forget rows without an entry.
+
+        A preset that takes a teacher has entries for either kind, and rows may have one alone.
+        """
         faults = []
         for where, side, entry in _placed(args):
-            if not self._of_side(side):
+            if not self._of_side(side) or (args.teacher and not entry.tasks):
                 continue  # no such data at all: reported elsewhere, or not read yet
             tasks = {task for of, _, task in self.rows if of == side}
             strangers = [t for t in entry.tasks or [] if task_number(t) not in tasks]

@@ -51,8 +51,8 @@ def _place_of(model: nn.Module) -> tuple[nn.Module, str]:
                 return owner, name
     raise UnlearnError(
         f"{type(base).__name__} has no list of {count} decoder layers, so objectives that see "
-        "hidden states or gradients (rmu, adaptive_rmu, hidden_mse, hidden_matching, "
-        "gradient_norm_matching) cannot be used with it."
+        "hidden states (rmu, adaptive_rmu, hidden_mse, hidden_matching) cannot be used with it.",
+        code="engine.no-layers",
     )
 
 

@@ -80,8 +80,6 @@ class ForwardResult:
         logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
         moments: ``[R, T, 2]`` float32 mean and standard deviation of ``log p(v)`` for v drawn from
             the distribution at each position; 0 where it was not asked for.
-        gradients: ``[R, W]`` float32 logarithm of the norm of the gradient that a row's mean NLL
-            over the positions asked for gives each weight matrix; 0 where there are none.
         profiles: ``[R, S]`` float32 mean, then standard deviation of a row's hidden states over the
             positions asked for, of all layers one after the other; 0 where there are none.
         pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
@@ -96,7 +94,6 @@ class ForwardResult:
     logits: Head | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
-    gradients: Tensor | None = None
     pull: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -140,12 +137,10 @@ class ForwardSpec:
         moments: positions whose distribution's moments are needed (asked of the policy alone).
         profiles: positions whose hidden states make a row's profile, at every layer (asked of the
             policy alone).
-        gradients: positions whose labels' NLL make a row's loss, of which its gradients are needed
-            (asked of the policy alone).
     """
 
     #: The masks that are not of a layer or a valuation.
-    MASKS: ClassVar = ("labels", "logged", "moments", "profiles", "gradients")
+    MASKS: ClassVar = ("labels", "logged", "moments", "profiles")
 
     labels: Tensor | None = None
     states: dict[Layer, Tensor] = field(default_factory=dict)
@@ -153,7 +148,6 @@ class ForwardSpec:
     logged: Tensor | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
-    gradients: Tensor | None = None
 
     @property
     def layers(self) -> list[int]:

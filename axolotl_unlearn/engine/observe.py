@@ -93,12 +93,7 @@ def observe(
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(stats, graded=piece) for stats, piece in zip(numbers, pieces, strict=False)]
-    result = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
-    if needs.gradients is None:
-        return result
-    from axolotl_unlearn.engine.row_gradients import norms_of_rows
-
-    return replace(result, gradients=norms_of_rows(unwrapped, batch, needs.gradients))
+    return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
 
 
 def group_positions(needs: ForwardSpec, next_ids: Tensor) -> list[Group]:

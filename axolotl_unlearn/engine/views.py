@@ -310,15 +310,14 @@ class Features(Labels):
         return torch.stack(features) if features else policy.logp.new_zeros(0, 0)
 
 
-class Inside(Features):
-    """As `Features`, of what each row does inside the model: what the objective sees is what
-    `ForwardSpec` and `ForwardResult` call it."""
+class Profiles(Features):
+    """As `Features`, of each row's hidden states."""
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
-        return ForwardSpec(**{self.entry.objective.sees: self.positions})
+        return ForwardSpec(profiles=self.positions)
 
     def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
-        return getattr(policy, self.entry.objective.sees)[rows]
+        return policy.profiles[rows]
 
 
 VIEWS: dict[str, type[View]] = {
@@ -327,8 +326,7 @@ VIEWS: dict[str, type[View]] = {
     "hidden": Hidden,
     "pairs": Pairs,
     "features": Features,
-    "profiles": Inside,
-    "gradients": Inside,
+    "profiles": Profiles,
 }
 
 

@@ -12,7 +12,6 @@ flattened, ``vocabulary`` the size of the vocabulary. All log-probs are natural 
 from __future__ import annotations
 
 import inspect
-from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ else:
     Tensor = Any
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles", "gradients"]
+Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles"]
 
 
 class _Later:
@@ -104,9 +103,7 @@ class Objective:
             "features" - called once as ``f(features, centre, direction) -> Terms`` with the
             ``[row, feature]`` features of `axolotl_unlearn.metrics.learned`, and where those of
             held-out rows lie; "profiles" - the same with mean and standard deviation of a row's
-            hidden states at its labels, of all layers one after the other, as its features;
-            "gradients" - the same with the logarithm of the norm of the gradient that a row's loss
-            gives each weight matrix.
+            hidden states at its labels, of all layers one after the other, as its features.
         reference: Whether it needs the reference model.
         side: On which rows it makes sense.
         unit: What one value stands for, by its parameters.
@@ -115,6 +112,8 @@ class Objective:
             overwrite ``ref_logp``; without it the gradient is left to autograd.
         slope: For "labels": with these parameters a value is this constant times the log-prob of
             its label, or None; it saves a product with the head.
+        level: How it reads its reference where `unlearn.level` says what unseen text is like:
+            "labels" - with the labels' log-probs at that level; "distribution" - at a temperature.
         rows: "alternative" - under ``forget:``, it looks at the alternatives instead.
         picks: For "distributions" with a reference: which labels the function sees; -100 stands for
             the others. ``f(ref_logp, mask, **parameters) -> mask``, both ``[row, token]``.
@@ -129,6 +128,7 @@ class Objective:
     side: Literal["forget", "retain", "both"] = "forget"
     closed_form: Callable[..., Any] | None = None
     slope: Callable[[dict[str, Any]], float | None] | None = None
+    level: Literal["labels", "distribution"] | None = None
     rows: Literal["own", "alternative"] = "own"
     picks: Callable[..., Tensor] | None = None
 
@@ -147,7 +147,7 @@ class Objective:
     @property
     def against_heldout(self) -> bool:
         """Whether it compares with held-out rows, in the place of a model."""
-        return self.sees in ("features", "profiles", "gradients")
+        return self.sees in ("features", "profiles")
 
     def roles(self, side: str) -> tuple[str, ...]:
         """Roles of the rows it looks at as an objective of this side."""
@@ -155,42 +155,23 @@ class Objective:
         return (own, "alternative") if self.sees == "pairs" else (own,)
 
 
-#: Module -> the objectives in it; it is imported when one of them is asked for.
-MODULES = {
-    "likelihood": "nll ga po npo simnpo wga tnpo wtnpo satimp",
-    "kl": "kl",
-    "preference": "dpo flat",
-    "distributions": "undial shred ceu nckd clamped_entropy masc ihl unilogit flat_logits bst",
-    "matching": "match feature_matching hidden_matching gradient_norm_matching",
-    "representation": "rmu adaptive_rmu hidden_mse",
-}
-
-
-_MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
-
-
-class Registry(UserDict[str, Objective]):
-    """Name -> objective, those of `MODULES` first."""
-
-    def __getitem__(self, name: str) -> Objective:
-        if self.data[name] is None:
-            import_module(f"{__package__}.{_MODULE_OF[name]}")
-        return self.data[name]
-
-    def __setitem__(self, name: str, known: Objective | None) -> None:
-        if self.data.get(name):
-            raise ValueError(f"objective {name!r} is registered twice")
-        self.data[name] = known
-
-
-OBJECTIVES = Registry(dict.fromkeys(_MODULE_OF))
+#: Name -> objective. The files of this folder are imported with it, other modules by
+#: `unlearn.extensions`.
+OBJECTIVES: dict[str, Objective] = {}
 
 
 def objective(name: str, *, unit: Unit | Callable[[dict[str, Any]], Unit] = "row", **facts: Any):
-    """Register a function as an `Objective` with these attributes; ``unit`` may be a constant."""
+    """Register a function as an `Objective` with these attributes; ``unit`` may be a constant.
+
+    Raises:
+        ValueError: Another function has the name.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = unit if callable(unit) else lambda _: unit
+        known = OBJECTIVES.get(name)
+        if known and known.function.__module__ != function.__module__:
+            raise ValueError(f"objective {name!r} is registered twice")
         OBJECTIVES[name] = Objective(name, function, own, **facts)
         return function
 

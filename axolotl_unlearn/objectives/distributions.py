@@ -108,7 +108,12 @@ def ceu(logp: Tensor, ref_logp: Tensor | None, labels: Tensor) -> Tensor:
 
 
 @objective(
-    "nckd", sees="distributions", reference=True, unit="token", source="arXiv 2203.08679 eq. 7"
+    "nckd",
+    sees="distributions",
+    reference=True,
+    unit="token",
+    level="distribution",
+    source="arXiv 2203.08679 eq. 7",
 )
 def nckd(
     logp: Tensor,

@@ -25,7 +25,13 @@ def log_odds(logp: Tensor) -> Tensor:
     return logp - torch.log(-torch.expm1(logp))
 
 
-@objective("match", reference=True, unit="token", source="this project, no arXiv id")
+@objective(
+    "match",
+    reference=True,
+    unit="token",
+    level="labels",
+    source="this project, no arXiv id",
+)
 def match(
     scores: LabelScores,
     *,
@@ -87,23 +93,6 @@ def hidden_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Term
     layer as its features: what a probe of the layers sees and the output need not show. There are
     more of them than rows, so each counts by itself: ``sum_i (f_i - c_i) (mean f_i - c_i) / s_i^2 /
     F``, with s_i the spread over held-out rows.
-
-    Args:
-        features, centre, direction: ``[row, feature]``; the latter two without gradient.
-    """
-    return feature_matching(features, centre, direction)
-
-
-@objective("gradient_norm_matching", sees="gradients", source="this project, no arXiv id")
-def gradient_norm_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
-    """Gradient norm matching: forget documents pull at the weights as strongly as unseen ones do.
-
-    As `feature_matching`, with the logarithm of the norm of the gradient that a row's mean NLL
-    gives each weight matrix of the decoder as its features. Around a text that was once memorized
-    the loss stays flatter, which an attacker with the weights sees (arXiv 1812.00910).
-
-    It takes a forward of its own and differentiates the backward: a step of 24 rows, 4 of them
-    forget documents, takes 1.5 times as long. Kernels without a second derivative are refused.
 
     Args:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +36,6 @@ from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.store import RowStore
 
-if TYPE_CHECKING:
-    from axolotl_unlearn.experimental.twins import Twins
-
 LOG = logging.getLogger(__name__)
 
 
@@ -53,7 +50,6 @@ class Reference:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed
-        self.twins: Twins | None = None  # rows to be asked about in the place of others
         self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
         self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
 
@@ -133,14 +129,6 @@ class Reference:
         Args:
             needs: label log-probs of whole rows, and hidden states.
         """
-        if self.twins is None:
-            return self._look_up(model, unwrapped, batch, needs)
-        asked = self.twins.exchange(batch, needs)
-        return asked.back(self._look_up(model, unwrapped, asked.batch, asked.needs))
-
-    def _look_up(
-        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: ForwardSpec
-    ) -> ForwardResult:
         asked = _Asked.of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}

@@ -42,12 +42,13 @@ class HeldoutDistribution:
 
     Args:
         correlated: Whether S is a covariance; else the variances, over the number of features.
+        least: Forget rows below which nothing is drawn anywhere.
 
     Before the first `look`, and in groups that it did not hold, nothing is drawn anywhere.
     """
 
-    def __init__(self, correlated: bool = True) -> None:
-        self.correlated = correlated
+    def __init__(self, correlated: bool = True, least: int = 1) -> None:
+        self.correlated, self.least = correlated, least
         self.seen: dict[Group, dict[bytes, Tensor]] = {}
         self.centres: dict[Group, Tensor] = {}
         self.scale = self.inverse = torch.empty(0)
@@ -62,6 +63,8 @@ class HeldoutDistribution:
         Args:
             forget: Group -> `row_keys` -> features ``[F]``; heldout: group -> ``[N, F]``.
         """
+        if sum(map(len, forget.values())) < self.least:
+            return
         self.seen = {group: dict(rows) for group, rows in forget.items()}
         self.centres = {group: x.mean(0) for group, x in heldout.items()}
         unseen = torch.cat([x - x.mean(0) for x in heldout.values()])

@@ -6,14 +6,18 @@ Afterwards full fine-tuning needs no copy of the weights, apart from a trained h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine.head import output_vocabulary
 from axolotl_unlearn.engine.needs import ForwardSpec
+from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.views import Entry, together, view_of
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare
 from axolotl_unlearn.reference.base import Reference, is_sharded, whole
 
 
@@ -70,6 +74,71 @@ def precompute(
             module.reshard()
     reference.refresh()
     return reference.forwards - before
+
+
+def ask_all(
+    reference: Reference,
+    policy: nn.Module,
+    asking: Sequence[Sequence[Entry]],
+    rows: Callable[[], tuple[Iterable[dict[str, Tensor]], int]],
+    out: Path,
+    *,
+    wrapped: nn.Module | None = None,
+    precision: str = "float32",
+    part: int = 0,
+    padding_free: bool = True,
+    wait: Callable[[], None] = lambda: None,
+) -> None:
+    """Ask about all rows of a run, into its folder ``out``, and release what was asked.
+
+    Args:
+        policy: At the start; ``wrapped``: in its wrappers, if its weights are in parts.
+        asking: Entries of each phase that compare with this reference.
+        rows: Batches of this process, and their number.
+        wait: For the other processes.
+    """
+    by_logits = any(map(asks_for_logits, asking))
+    by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
+    with reference.opened(policy) as model:
+        require_same_sizes(model, policy, by_logits, by_states)
+        if not padding_free:
+            refuse_packing(model)
+        for entries in asking:
+            batches, total = rows()
+            precompute(
+                reference,
+                wrapped or model,
+                batches,
+                entries,
+                declare(out, out / "reference", "log-probs", folder=True),
+                unwrapped=model,
+                precision=precision,
+                part=part,
+                total=total,
+                progress=part == 0,
+            )
+        wait()
+        reference.refresh()
+        reference.release(model, keep_head=by_logits)
+
+
+def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, states: bool) -> None:
+    """Distributions (``logits``) are compared entry by entry, hidden states number by number."""
+    theirs, ours = output_vocabulary(teacher), output_vocabulary(policy)
+    if logits and theirs != ours:
+        raise UnlearnError(
+            f"the teacher's LM head has {theirs} outputs and the policy's {ours}: a KL objective "
+            "needs the same number; resize one of them (`resize_token_embeddings`).",
+            code="reference.vocabulary",
+        )
+    theirs, ours = (m.config.get_text_config().hidden_size for m in (teacher, policy))
+    if states and theirs != ours:
+        raise UnlearnError(
+            f"the teacher's hidden states have {theirs} numbers and the policy's {ours}: "
+            "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "
+            "hidden size; use another one, or `reference: auto` for them.",
+            code="reference.hidden-size",
+        )
 
 
 def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from axolotl_unlearn.engine.head import final_logits, output_head, output_vocabulary
+from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
@@ -219,21 +219,4 @@ def require_same_tokenizer(path: str, tokenizer: Any, **options: Any) -> None:
             f"`reference.model: {path}` has another tokenizer than base_model ({len(differ)} "
             f"tokens of {len(ours)} differ): token ids would mean something else to it; use a "
             "teacher of the same tokenizer."
-        )
-
-
-def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, states: bool) -> None:
-    """Distributions (``logits``) are compared entry by entry, hidden states number by number."""
-    theirs, ours = output_vocabulary(teacher), output_vocabulary(policy)
-    if logits and theirs != ours:
-        raise UnlearnError(
-            f"the teacher's LM head has {theirs} outputs and the policy's {ours}: a KL objective "
-            "needs the same number; resize one of them (`resize_token_embeddings`)."
-        )
-    theirs, ours = (m.config.get_text_config().hidden_size for m in (teacher, policy))
-    if states and theirs != ours:
-        raise UnlearnError(
-            f"the teacher's hidden states have {theirs} numbers and the policy's {ours}: "
-            "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "
-            "hidden size; use another one, or `reference: auto` for them."
         )

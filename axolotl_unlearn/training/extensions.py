@@ -1,47 +1,109 @@
-"""Where mechanisms meet a run without being known to it: the plugin gives the trainer the
-extensions that a config's keys ask for (`axolotl_unlearn.experimental.extensions`)."""
+"""Where methods that are no objective meet a run: `unlearn.extensions` names their classes.
+
+The trainer gives them a `Run`, and calls their hooks in the order of the config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.training.phases import Phase
 
 Batch = dict[str, Tensor]
-#: Side -> its gradient, a tensor for each trained weight.
-Sides = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an extension may know of a run, and ask of it.
+
+    Attributes:
+        args: The block of the config; ``cfg``: Axolotl's whole config.
+        phases: At least one.
+        rows: Of training; ``tokenizer``: theirs.
+        model: The bare (PEFT) model.
+        references: By what the config says of them.
+        device: Of this process, whose number is ``rank``.
+        out: Folder of the run.
+        log: Takes numbers for the log of training.
+        reduce: Sum of a tensor over processes.
+        collate: Rows to a batch.
+        batches: Before the first step: this process's share of all pairs in micro-batches, in
+            their order, as if they were one step.
+        losses: ``(model, batch, sides=None, counted=True)`` to the loss of each side of a
+            micro-batch with its graph, as a part of its step; ``counted``: whether the log and
+            `Extension.on_losses` have it.
+        loss_of: ``(model, rows, entry)`` to the loss of some rows by one entry.
+        optimizer: Once training has begun.
+    """
+
+    args: UnlearnArgs
+    cfg: Any
+    phases: Sequence[Phase]
+    rows: Dataset
+    tokenizer: Any
+    model: nn.Module
+    references: Mapping[ReferenceArgs, Reference]
+    device: torch.device
+    rank: int
+    out: Path
+    log: Callable[[dict[str, float]], None]
+    reduce: Callable[[Tensor], Tensor]
+    collate: Callable[[list[Mapping[str, Any]]], Batch]
+    batches: Callable[[], list[Batch]]
+    losses: Callable[..., dict[str, Tensor]]
+    loss_of: Callable[[nn.Module, Batch, Entry], Tensor]
+    optimizer: Callable[[], Any]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The objectives of all phases."""
+        return [entry for phase in self.phases for entry in phase.entries]
+
+    def source_of(self, entry: Entry) -> ReferenceArgs | None:
+        """What an entry is compared with; None if with nothing."""
+        return source_of(entry, self.args)
+
+
+def source_of(entry: Entry, args: UnlearnArgs) -> ReferenceArgs | None:
+    """What an entry is compared with; None if with nothing."""
+    return (entry.args.reference or args.reference) if entry.objective.reference else None
 
 
 class Extension(TrainerCallback):
     """Base: every hook leaves things as they are.
 
+    Keyword arguments of the class are its settings in the config, checked against their
+    annotations. It is a callback of the trainer, too.
+
     Attributes:
-        by_side: Whether it needs gradients taken from the graph (`forgetting` and below).
-        apart: Whether forget objectives need a forward of their own (`forgetting`).
+        takes_gradients: Whether `backward` is its own; one of a run at most.
         also_asked: Rows that references are asked about beside those of the run.
     """
 
-    by_side: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    takes_gradients: ClassVar[bool] = False
     also_asked: Dataset | None = None
 
     @classmethod
-    def of(cls, trainer: Any) -> Extension:
-        """For a run, before references are asked."""
-        return cls()
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        """What does not go together in a config, a sentence each, before anything is loaded."""
+        return []
 
-    def on_reference(self, trainer: Any, source: Any, reference: Any) -> None:
-        """Before a reference is asked about all rows."""
+    def begin(self, run: Run) -> None:
+        """Before references are asked."""
 
-    def on_start(self, trainer: Any, resumed: Path | None) -> None:
+    def on_start(self, run: Run, resumed: Path | None) -> None:
         """Before the first step, when references have answered; ``resumed``: the folder that
         `on_checkpoint` got."""
 
@@ -68,17 +130,13 @@ class Extension(TrainerCallback):
     ) -> None:
         """What a micro-batch adds to its step; ``counts`` are of the whole step."""
 
-    def forgetting(self, trainer: Any, model: nn.Module) -> AbstractContextManager:
-        """Around the forward and backward of the forget objectives."""
-        return nullcontext()
+    def backward(self, model: nn.Module, batch: Batch, last: bool) -> Tensor:
+        """In place of one backward of the sum of both sides: the detached loss of a micro-batch.
 
-    def on_gradients(self, sides: Sides) -> Sides:
-        """Of a whole step, over processes, before the sides are joined."""
-        return sides
-
-    def on_joined(self, gradient: list[Tensor]) -> list[Tensor]:
-        """What becomes ``.grad``."""
-        return gradient
+        After the ``last`` one of a step, ``.grad`` of each trained weight holds the mean over
+        processes.
+        """
+        raise NotImplementedError
 
     def logged(self) -> dict[str, float]:
         """For the log of training."""
@@ -105,6 +163,21 @@ class Stateful(Extension, ExportableState):
             raise UnlearnError(
                 f"the checkpoint of step {state.global_step} holds nothing of "
                 f"{type(self).__name__}, which this config needs from the first step on; start the "
-                "run again from its beginning."
+                "run again from its beginning.",
+                code="resume.no-state",
             )
         vars(self).update(saved["attributes"] if saved else {})
+
+
+def make_extensions(args: UnlearnArgs, run: Run) -> list[Extension]:
+    """The extensions of a run, in the order of their hooks."""
+    made: list[Extension] = []
+    if args.level:
+        from axolotl_unlearn.training.level import LevelCallback
+
+        made.append(LevelCallback.of(run))
+    for one in args.extensions:
+        if one.kind is not None:
+            made.append(one.kind(**one.parameters))
+            made[-1].begin(run)
+    return made

@@ -25,11 +25,10 @@ from torch.nn import functional as F
 
 from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
-from axolotl_unlearn.config.mechanisms import LevelArgs
+from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
-from axolotl_unlearn.engine.row_gradients import norms_of_rows, refuse_without_second_derivative
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.engine.views import Entry, rows_of
 from axolotl_unlearn.errors import UnlearnError
@@ -41,7 +40,7 @@ from axolotl_unlearn.models import input_device
 from axolotl_unlearn.reference.base import evaluating, row_keys
 from axolotl_unlearn.reference.heldout import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
-from axolotl_unlearn.training.extensions import Extension
+from axolotl_unlearn.training.extensions import Extension, Run
 from axolotl_unlearn.training.stopping import (
     Scores,
     Stopping,
@@ -88,7 +87,7 @@ class LevelledReference:
 
 
 def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
-    """Rows of a file (held-out ones, twins), encoded as forget rows are."""
+    """Rows of a file, encoded as forget rows are."""
     strategy = load_strategy("forget", tokenizer, cfg, {"path": path})
     return strategy.wrap_dataset(None)
 
@@ -242,18 +241,14 @@ def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
 
 
 @torch.no_grad()
-def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[Tensor]:
-    """``profiles`` or ``gradients`` of each row at its labels (`ForwardResult`), ``[F]`` each."""
+def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """`ForwardResult.profiles` of each row at its labels, ``[S]`` each."""
     device = input_device(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     values: dict[int, Tensor] = {}
     for chosen in (order[i : i + STATE_ROWS] for i in range(0, len(order), STATE_ROWS)):
         batch = collate([(rows[i]["input_ids"], rows[i]["labels"]) for i in chosen], device)
-        where = label_positions(batch)
-        if what == "gradients":  # no other forward beside that of theirs
-            seen = norms_of_rows(model, batch, where)
-        else:
-            seen = observe(model, batch, ForwardSpec(profiles=where)).profiles
+        seen = observe(model, batch, ForwardSpec(profiles=label_positions(batch))).profiles
         values |= zip(chosen, seen.double().cpu(), strict=True)
     return [values[i] for i in range(len(rows))]
 
@@ -282,7 +277,7 @@ class LevelCallback(Extension):
 
     Attributes:
         args: The config's ``unlearn.level``.
-        level: In whose scale `match` and `nckd` read their reference.
+        level: In whose scale objectives with a `Objective.level` read their reference.
         forget, heldout, retain: Rows to watch.
         also_asked: The held-out rows as references are asked about them.
         stopping: The rule, from `on_start` on; None trains to the last step and keeps it.
@@ -292,8 +287,8 @@ class LevelCallback(Extension):
             or None: the temperature begins where that is as much as the policy is. Else at 1.
         distributions: By what is seen of them, those that get the features of all judged rows at
             each such look.
-        order_only: The teacher is the starting model, which knows the forget rows (or their twins'
-            unchanged words): it tells which tokens are harder than others, and no level.
+        order_only: The teacher is the starting model, which knows the forget rows: it tells which
+            tokens are harder than others, and no level.
         rank: Of this process.
     """
 
@@ -315,7 +310,7 @@ class LevelCallback(Extension):
 
     def __post_init__(self) -> None:
         self.judged = judged(self.forget)
-        self._levelled: dict[tuple[int, str], LevelledReference] = {}
+        self._levelled: dict[tuple[int, bool], LevelledReference] = {}
         lacking = set(self.forget.groups) - set(self.heldout.groups)
         if lacking:
             raise UnlearnError(
@@ -324,14 +319,13 @@ class LevelCallback(Extension):
             )
 
     @classmethod
-    def of(cls, trainer: Any) -> LevelCallback:
-        args, rows, tokenizer = (
-            trainer.unlearn_args.level, trainer.train_dataset, trainer.processing_class
-        )  # fmt: skip
-        unseen = heldout_rows(args, tokenizer, trainer.axolotl_cfg)
-        entries = trainer.entries
+    def of(cls, run: Run) -> LevelCallback:
+        """For a run, before references are asked."""
+        args, rows, tokenizer = run.args.level, run.rows, run.tokenizer
+        unseen = heldout_rows(args, tokenizer, run.cfg)
+        entries = run.entries
         roles = np.asarray(rows["role"][:])
-        matched = _meant_by([one for one in entries if one.objective.name == "match"], rows)
+        matched = _meant_by([one for one in entries if one.objective.level == "labels"], rows)
         if len(unmatched := np.flatnonzero(~matched & (roles == ROLES["forget"]))):
             groups = _named((row["kind"], row["task"]) for row in rows.select(unmatched))
             raise UnlearnError(
@@ -339,11 +333,9 @@ class LevelCallback(Extension):
                 f"{groups}: add one for them, or forget them in a run of their own."
             )
         seen = dict.fromkeys(e.objective.sees for e in entries if e.objective.against_heldout)
-        if "gradients" in seen:
-            refuse_without_second_derivative(trainer.accelerator.unwrap_model(trainer.model))
         forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
         # What rows lose that are trained word by word is not diluted by rows that are only held.
-        words = [e for e in entries if (e.side, e.objective.name) == ("retain", "nll")]
+        words = [e for e in entries if e.side == "retain" and not e.objective.reference]
         trained = _meant_by(words, rows)
         retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
         kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
@@ -352,28 +344,30 @@ class LevelCallback(Extension):
             Level(args.gain),
             *(ScoredRows(own, tokenizer) for own in (forget, [*unseen], kept)),
             also_asked=unseen,
-            out=Path(trainer.args.output_dir),
-            log=trainer.log,
-            distributions={sees: HeldoutDistribution(sees != "profiles") for sees in seen},
-            rank=trainer.args.process_index,
+            out=run.out,
+            log=run.log,
+            distributions={
+                sees: HeldoutDistribution(sees != "profiles", args.least_rows) for sees in seen
+            },
+            rank=run.rank,
         )
 
-    def on_start(self, trainer: Any, resumed: Path | None) -> None:
+    def on_start(self, run: Run, resumed: Path | None) -> None:
         """What references have said is read; on resume, what `on_checkpoint` wrote."""
-        args, entries, device = self.args, trainer.entries, trainer.args.device
-        source = next(trainer.source_of(e) for e in entries if e.objective.name == "match")
-        asked, self.order_only = trainer.references[source], not source.is_teacher
+        args, entries, device = self.args, run.entries, run.device
+        source = next(run.source_of(e) for e in entries if e.objective.level == "labels")
+        asked, self.order_only = run.references[source], not source.is_teacher
         for one in (self.forget, self.heldout):
             one.teacher = [asked.label_logp(row) for row in one.rows]
         by_teacher = [
-            (entry, trainer.references[own])
+            (entry, run.references[own])
             for entry in entries
             if entry.objective.sees == "distributions"
-            and (own := trainer.source_of(entry)) is not None
+            and (own := run.source_of(entry)) is not None
             and own.is_teacher
         ]
         if args.certainty:
-            instead = [pair for pair in by_teacher if pair[0].objective.name == "nckd"]
+            instead = [pair for pair in by_teacher if pair[0].objective.level == "distribution"]
             some = max(1, len(self.heldout.rows) // RETAIN_ROWS)  # one number is made of them
             heldout = enumerate(self.heldout.rows)
             told = (None if i % some else _asked(row, instead, device) for i, row in heldout)
@@ -389,10 +383,11 @@ class LevelCallback(Extension):
         objective = entry.objective
         if objective.against_heldout:
             return self.distributions[objective.sees]
-        if objective.name == "match" or (objective.name == "nckd" and self.args.certainty):
-            levelled = LevelledReference(reference, self.level, tempered=objective.name == "nckd")
-            return self._levelled.setdefault((id(reference), objective.name), levelled)
-        return reference
+        tempered = objective.level == "distribution"
+        if objective.level is None or (tempered and not self.args.certainty):
+            return reference
+        levelled = LevelledReference(reference, self.level, tempered)
+        return self._levelled.setdefault((id(reference), tempered), levelled)
 
     def fit(self) -> None:
         """The level as the policy stands, from its label log-probs of the held-out rows; of an
@@ -437,7 +432,7 @@ class LevelCallback(Extension):
                 columns = [map(torch.as_tensor, (f.logp, f.mean, f.sd)) for f in rows.facts]
                 return rows.by_group([token_features(*one) for one in columns])
             asked = [i for i, group in enumerate(rows.groups) if group in self.judged]
-            values = inside(model, [rows.rows[i] for i in asked], what)
+            values = profiles(model, [rows.rows[i] for i in asked])
             by_row = dict(zip(asked, values, strict=True))
             return rows.by_group([by_row.get(i) for i in range(len(rows.rows))])
 

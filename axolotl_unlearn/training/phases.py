@@ -28,7 +28,6 @@ class Phase:
         entries: the objectives of these steps.
         learning_rate: its peak, as a multiple of the config's ``learning_rate``.
         fresh_optimizer: whether it begins without the optimizer's moments.
-        leave_out: share of the retain rows that are left out from here on.
     """
 
     start: int
@@ -36,7 +35,6 @@ class Phase:
     entries: tuple[Entry, ...]
     learning_rate: float = 1.0
     fresh_optimizer: bool = False
-    leave_out: float | None = None
 
     @property
     def sides(self) -> set[str]:
@@ -89,7 +87,6 @@ def make_phases(
             tuple(make_entries(phase.entries())),
             (phase.learning_rate or learning_rate) / learning_rate,
             phase.fresh_optimizer,
-            phase.leave_out,
         )
         for phase, (start, stop) in zip(args.phases, pairwise(ends), strict=True)
     ]

@@ -7,12 +7,13 @@ import math
 import resource
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
+from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
@@ -41,7 +42,17 @@ from axolotl_unlearn.reference.base import (
     check_trained,
     make_reference,
 )
-from axolotl_unlearn.training.extensions import Batch, Extension
+from axolotl_unlearn.reference.frozen import FrozenCopy
+from axolotl_unlearn.reference.precompute import ask_all
+from axolotl_unlearn.training.asking import AskSharded
+from axolotl_unlearn.training.extensions import (
+    Batch,
+    Extension,
+    Run,
+    make_extensions,
+    source_of,
+)
+from axolotl_unlearn.training.guard import blown_up
 from axolotl_unlearn.training.phases import (
     Phase,
     forget_moments,
@@ -49,9 +60,6 @@ from axolotl_unlearn.training.phases import (
     phase_at,
     restarting,
 )
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.training.surgery import Surgery
 
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
 REMEMBERED = "remembered"
@@ -61,51 +69,48 @@ BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 class UnlearnTrainer(AxolotlTrainer):
     """One ``compute_loss`` for every objective.
 
-    The class attributes are bound to a config by `trainer_class`, because Axolotl builds the
-    trainer itself.
+    Axolotl makes the trainer, and gives it the config afterwards (`axolotl_cfg`).
 
     Attributes:
+        unlearn_args: The config's block.
+        references: What entries compare with, as it was before any weight moved.
         extensions: Of the run, from `train` on.
     """
 
     unlearn_args: UnlearnArgs
-    starting_adapter: bool = False
-    extension_types: Sequence[type[Extension]] = ()
+    references: Mapping[ReferenceArgs, Reference]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.extensions: Sequence[Extension] = ()
-        self.surgery: Surgery | None = None
-        if self.unlearn_args.by_side:
-            from axolotl_unlearn.training.surgery import Surgery
-
-            reduce = partial(self.accelerator.reduce, reduction="mean")
-            self.surgery = Surgery(self.unlearn_args.surgery, reduce)
         self._step_batches: list[Batch] = []
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             phase: defaultdict(lambda: [0.0, 0.0]) for phase in ("train", "eval")
         }
         # With True, Trainer would skip the division by the accumulation steps that
-        # `_unlearn_loss` counts on (and a constant loss of 3 would be logged as 6).
+        # `_losses` counts on (and a constant loss of 3 would be logged as 6).
         self.model_accepts_loss_kwargs = False
         # It reads the loss twice a micro-batch; one that is not finite ends the run (below).
         self.args.logging_nan_inf_filter = False
         if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
             self.accelerator.dataloader_config.non_blocking = True
-        self.chunk_plan = ChunkPlan(mib=self.unlearn_args.chunk_mib)
-        if not self.unlearn_args.padding_free:
+
+    @AxolotlTrainer.axolotl_cfg.setter
+    def axolotl_cfg(self, cfg: Any) -> None:
+        """Take references: the weights are still those of the start, also where a run goes on."""
+        self._axolotl_cfg = cfg
+        self.unlearn_args = args = unlearn_config(cfg)
+        self.chunk_plan = ChunkPlan(mib=args.chunk_mib)
+        if not args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
-        entries = [entry for _, entry in self.unlearn_args.entries()]
+        entries = [entry for _, entry in args.entries()]
         if all(OBJECTIVES[entry.objective].sees == "hidden" for entry in entries):
             from axolotl_unlearn.engine.layers import freeze_after
 
             freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
         check_trained(self.model)
-        # Now, not at the first step: on resume the weights are no longer those of the start.
-        self.references = {
-            source: self._make_reference(source) for source in self.unlearn_args.references()
-        }
+        self.references = {source: self._make_reference(source) for source in args.references()}
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -122,11 +127,6 @@ class UnlearnTrainer(AxolotlTrainer):
         return make_phases(
             self.unlearn_args, total=total, steps_per_epoch=epoch, learning_rate=peak
         )
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The objectives of all phases."""
-        return [entry for phase in self.phases for entry in phase.entries]
 
     def _phase(self, *, training: bool) -> Phase:
         """That of the step under way; in an evaluation, of the last step done."""
@@ -167,49 +167,112 @@ class UnlearnTrainer(AxolotlTrainer):
         if self.args.world_size > 1:  # the first process alone may have the weights
             changes = anyone(changes, self.args.device)
         return make_reference(
-            "cached" if source.twins else source.mode,
+            source.mode,
             self.model,
-            starting_adapter=self.starting_adapter or changes,
+            starting_adapter=bool(self.axolotl_cfg.lora_model_dir) or changes,
             plan=self.chunk_plan,
             will_precompute=self._precomputes(source),
             sharded=self.is_fsdp_enabled or is_deepspeed_zero3_enabled(),
         )
 
-    def source_of(self, entry: Entry) -> ReferenceArgs | None:
-        """What an entry is compared with; None if with nothing."""
-        if not entry.objective.reference:
-            return None
-        return entry.args.reference or self.unlearn_args.reference
-
     def _precomputes(self, source: ReferenceArgs) -> bool:
         """Before the model is wrapped. One that will be sharded cannot run there: without its
         adapter, rows are remembered as they come; `asking.AskSharded` is for the others."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        asked_before = source.is_teacher or source.twins
-        return bool(asked_before) or (source.mode == "cached" and not sharded)
+        return source.is_teacher or (source.mode == "cached" and not sharded)
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        run = self._run()
+        self.extensions = make_extensions(self.unlearn_args, run)
         if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-            from axolotl_unlearn.training.asking import AskSharded
-
-            self.add_callback(AskSharded(self))
-        self.extensions = [kind.of(self) for kind in self.extension_types]
+            out = Path(self.args.output_dir)
+            asked = {s: r for s, r in self.references.items() if isinstance(r, FrozenCopy)}
+            ask = lambda *of: self._ask(*of, wrapped=self.model_wrapped)  # noqa: E731
+            self.add_callback(AskSharded(asked, out, ask))
         for source, reference in self.references.items():
             if self._precomputes(source) and not reference.complete:
-                from axolotl_unlearn.training.asking import ask
-
-                ask(self, source, reference)
+                self._ask(source, reference)
         given = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         resumed = Path(given, REMEMBERED) if isinstance(given, str) else None
         self._keep_answers(resumed)
         for one in self.extensions:
             self.add_callback(one)
-            one.on_start(self, resumed)
+            one.on_start(run, resumed)
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
         return output
+
+    def _run(self) -> Run:
+        return Run(
+            args=self.unlearn_args,
+            cfg=self.axolotl_cfg,
+            phases=self.phases,
+            rows=self.train_dataset,
+            tokenizer=self.processing_class,
+            model=self.accelerator.unwrap_model(self.model),
+            references=self.references,
+            device=self.args.device,
+            rank=self.args.process_index,
+            out=Path(self.args.output_dir),
+            log=self.log,
+            reduce=partial(self.accelerator.reduce, reduction="sum"),
+            collate=self.data_collator,
+            batches=self._all_batches,
+            losses=self._losses_by_side,
+            loss_of=self._loss_of,
+            optimizer=lambda: self.optimizer,
+        )
+
+    def _ask(
+        self, source: ReferenceArgs, reference: Reference, wrapped: nn.Module | None = None
+    ) -> None:
+        """A reference about all rows; ``wrapped``: the policy in its wrappers, if in parts."""
+        # By phase, since what is asked about a row is the union over the entries of a step.
+        asking = [
+            [e for e in phase.entries if source_of(e, self.unlearn_args) == source]
+            for phase in self.phases
+        ]
+        several = isinstance(self.eval_dataset, dict)
+        sets = [
+            self.train_dataset,
+            *(self.eval_dataset.values() if several else [self.eval_dataset]),
+        ]
+        sets += [one.also_asked for one in self.extensions]
+        if source.model:
+            reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
+            reference.device = self.args.device  # the policy may still be on none
+        with self.accelerator.autocast():
+            ask_all(
+                reference,
+                self.model,
+                list(filter(None, asking)),
+                lambda: self._all_rows([s for s in sets if s is not None], wrapped is not None),
+                Path(self.args.output_dir),
+                wrapped=wrapped,
+                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
+                part=self.args.process_index,
+                padding_free=self.unlearn_args.padding_free,
+                wait=self.accelerator.wait_for_everyone,
+            )
+
+    def _all_rows(self, sets: Sequence[Dataset], equal: bool) -> tuple[Iterator[Batch], int]:
+        """This process's share of all rows in batches of similar length, and their number;
+        ``equal``: as many in every process, some of them twice."""
+        size = max(8, self.args.per_device_train_batch_size)
+        chunks = []
+        for rows in sets:
+            order = sorted(range(len(rows)), key=rows["length"][:].__getitem__)
+            chunks += [(rows, order[i : i + size]) for i in range(0, len(order), size)]
+        if equal:
+            chunks += islice(cycle(tuple(chunks)), -len(chunks) % self.args.world_size)
+        mine = chunks[self.args.process_index :: self.args.world_size]
+        loaded = (
+            self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
+            for rows, chosen in mine
+        )
+        return loaded, len(mine)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """With what references remember, so that a resumed run goes on bit by bit."""
@@ -226,9 +289,10 @@ class UnlearnTrainer(AxolotlTrainer):
     def _keep_answers(self, resumed: Path | None) -> None:
         """In files beside the run; ``resumed``: where `_save_checkpoint` wrote how many it had."""
         seen = {
-            self.source_of(entry)
-            for entry in self.entries
-            if entry.objective.reference and entry.objective.sees in ("distributions", "hidden")
+            source_of(entry, self.unlearn_args)
+            for phase in self.phases
+            for entry in phase.entries
+            if entry.objective.sees in ("distributions", "hidden")
         }
         out, part = Path(self.args.output_dir), self.args.process_index
         for number, (source, reference) in enumerate(self.references.items()):
@@ -257,16 +321,11 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def _reference_of(self, entry: Entry) -> Any:
         """What answers as a `Reference` does; None if it is compared with nothing."""
-        source = self.source_of(entry)
+        source = source_of(entry, self.unlearn_args)
         reference = None if source is None else self.references[source]
         for one in self.extensions:
             reference = one.on_compared(entry, reference)
         return reference
-
-    def rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
-        """The first ones of training, or all."""
-        chosen = np.flatnonzero(np.asarray(self.train_dataset["role"][:]) == ROLES[role])
-        return [self.train_dataset[int(i)] for i in chosen[:count]]
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -280,15 +339,18 @@ class UnlearnTrainer(AxolotlTrainer):
             alternatives="alternative" in self.unlearn_args.roles(),
         )
 
-    def all_batches(self) -> list[Batch]:
-        """This process's share of all pairs in micro-batches, in their order."""
+    def _all_batches(self) -> list[Batch]:
+        """`Run.batches`: before the first step, as one step of its own."""
         pairs = self._pairs(self.train_dataset, training=True)
         size, first = self._train_batch_size, self.args.process_index
         places = range(first, len(pairs), self.args.world_size)
-        return [
+        batches = [
             self.data_collator([pairs[i] for i in places[k : k + size]])
             for k in range(0, len(places), size)
         ]
+        self.current_gradient_accumulation_steps = 1
+        self._count_units(batches, self.phases[0].entries)
+        return batches
 
     def get_train_dataloader(self) -> DataLoader:
         return self._get_dataloader(
@@ -336,10 +398,12 @@ class UnlearnTrainer(AxolotlTrainer):
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
                 forget_moments(self.optimizer)
-            self.count_units([part for batch in batches for part in self._in_parts(batch)], entries)
+            self._count_units(
+                [part for batch in batches for part in self._in_parts(batch)], entries
+            )
         return batches, items
 
-    def count_units(self, batches: Sequence[Batch], entries: Sequence[Entry]) -> None:
+    def _count_units(self, batches: Sequence[Batch], entries: Sequence[Entry]) -> None:
         """Of the micro-batches of a step, over all processes."""
         counts = sum(
             unit_counts(entries, self._marked(batch)).to(self.args.device) for batch in batches
@@ -366,10 +430,10 @@ class UnlearnTrainer(AxolotlTrainer):
         model: nn.Module,
         batch: dict[str, Tensor],
         sides: set[str] | None = None,
-        log: bool = True,
+        counted: bool = True,
     ) -> dict[str, Tensor]:
         """Weighted objectives of either side (or ``sides``) for one micro-batch, as a part of its
-        step; ``log``: whether it counts for what is logged, and for extensions."""
+        step; ``counted``: whether it counts for what is logged, and for extensions."""
         training = model.training
         phase = self._phase(training=training)
         weights = phase.weights(self.state.global_step)
@@ -396,14 +460,25 @@ class UnlearnTrainer(AxolotlTrainer):
             plan=self.chunk_plan,
         )
         meters = self._meters["train" if training else "eval"]
-        for name, (value, count) in result.parts.items() if log else ():
+        for name, (value, count) in result.parts.items() if counted else ():
             meters[name][0] += value
             meters[name][1] += count
-        for one in self.extensions if training and log else ():
+        for one in self.extensions if training and counted else ():
             one.on_losses(phase.entries, result.parts, counts)
         return result.losses
 
-    def loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
+    def _losses_by_side(
+        self, model: nn.Module, batch: Batch, sides: set[str] | None = None, counted: bool = True
+    ) -> dict[str, Tensor]:
+        """`Run.losses`: gradients are taken from the graph, so DDP has nothing to reduce."""
+        batch, scaler = self._prepare_inputs(batch), self.accelerator.scaler
+        with self.accelerator.no_sync(model), self.compute_loss_context_manager():
+            losses = self._losses(model, batch, sides, counted)
+        losses = {s: x / self.current_gradient_accumulation_steps for s, x in losses.items()}
+        return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
+
+    def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
+        rows = self._prepare_inputs(rows)
         return step_loss(
             model,
             {key: rows[key] for key in BATCH_KEYS},
@@ -432,25 +507,19 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         """The loss is read after the backward pass, which the host would else start late."""
-        loss = self._both_passes(model, inputs, num_items_in_batch)
+        batch = self._prepare_inputs(inputs)
+        own = [one for one in self.extensions if one.takes_gradients]
+        if own:
+            model.train()
+            loss = own[0].backward(model, batch, last=self.accelerator.sync_gradients)
+        else:
+            *first, last = self._in_parts(batch)
+            with self.accelerator.no_sync(model) if first else nullcontext():
+                losses = [super(UnlearnTrainer, self).training_step(model, part) for part in first]
+            loss = sum(losses, super().training_step(model, last, num_items_in_batch))
         if not torch.isfinite(loss):
             raise self._blown_up(f"the loss is {loss.item()}", model)
         return loss
-
-    def _both_passes(self, model, inputs, num_items_in_batch) -> Tensor:
-        """With surgery, the gradients of both sides by themselves, joined at the end of a step."""
-        sides = self._phase(training=True).sides
-        alone = len(sides) < 2 and not any(one.by_side for one in self.extensions)
-        if self.surgery is None or alone:
-            *first, last = self._in_parts(self._prepare_inputs(inputs))
-            with self.accelerator.no_sync(model) if first else nullcontext():
-                losses = [super(UnlearnTrainer, self).training_step(model, part) for part in first]
-            return sum(losses, super().training_step(model, last, num_items_in_batch))
-        model.train()
-        losses, cosine = self.surgery.step(self, model, self._prepare_inputs(inputs), sides)
-        if cosine is not None:
-            self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
-        return sum(losses.values())
 
     def _in_parts(self, batch: Batch) -> list[Batch]:
         """With ``pairing.max_tokens``, a micro-batch in several forwards."""
@@ -466,9 +535,19 @@ class UnlearnTrainer(AxolotlTrainer):
         return norm
 
     def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
-        from axolotl_unlearn.training.guard import blown_up
-
-        return blown_up(self, what, model)
+        alone = self.args.world_size == 1
+        return blown_up(
+            what,
+            self.state.global_step,
+            map(self._prepare_inputs, self._step_batches),
+            {
+                entry.name: (entry.side, partial(self._loss_of, model, entry=entry))
+                for entry in (self._phase(training=True).entries if alone else ())
+            },
+            model,
+            self.axolotl_cfg,
+            Path(self.args.output_dir),
+        )
 
     # -- log ---------------------------------------------------------------------------------
 
@@ -536,19 +615,3 @@ class _Logs(dict):
         if key.startswith("memory/") and not torch.cuda.is_available():
             return
         super().__setitem__(key, value)
-
-
-def trainer_class(
-    args: UnlearnArgs, *, starting_adapter: bool, extensions: Sequence[type[Extension]]
-) -> type[UnlearnTrainer]:
-    """The trainer bound to one config."""
-    return type(
-        "UnlearnTrainer",
-        (UnlearnTrainer,),
-        {
-            "unlearn_args": args,
-            "starting_adapter": starting_adapter,
-            "extension_types": extensions,
-            "__doc__": UnlearnTrainer.__doc__,
-        },
-    )

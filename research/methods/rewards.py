@@ -5,7 +5,7 @@ Only the rewards and the term weights are ours; the training is ``rl: grpo`` (ex
 
     rl: grpo
     trl:
-      reward_funcs: [axolotl_unlearn.experimental.rewards.exponential_decay]
+      reward_funcs: [research.methods.rewards.exponential_decay]
     datasets:
       - {path: forget.jsonl, ds_type: json}
 

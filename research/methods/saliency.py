@@ -7,16 +7,18 @@ the start, over all forget rows. Of a fresh LoRA only B has one, so A stays as i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
+from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.experimental.args import SaliencyArgs
-from axolotl_unlearn.training.extensions import Extension
+from axolotl_unlearn.training.extensions import Run
+from research.methods.surgery import BySide
 
 FILE = "saliency.safetensors"
 
@@ -45,7 +47,9 @@ def salient(gradients: Sequence[Tensor], share: float, by: str) -> list[Tensor]:
     return masks
 
 
-def chosen(model: nn.Module, gradients: Sequence[Tensor], args: SaliencyArgs) -> dict[str, Tensor]:
+def chosen(
+    model: nn.Module, gradients: Sequence[Tensor], share: float, by: str
+) -> dict[str, Tensor]:
     """The masks by name of the weight.
 
     Raises:
@@ -53,11 +57,11 @@ def chosen(model: nn.Module, gradients: Sequence[Tensor], args: SaliencyArgs) ->
     """
     if not any(bool(g.any()) for g in gradients):
         raise UnlearnError(
-            "`unlearn.saliency` chooses weights by the gradient of the forget objectives, which is "
+            "`Saliency` chooses weights by the gradient of the forget objectives, which is "
             "0 at the start; take objectives that move the starting model, or remove it."
         )
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    return dict(zip(names, salient(gradients, args.share, args.by), strict=True))
+    return dict(zip(names, salient(gradients, share, by), strict=True))
 
 
 def save(folder: Path, masks: dict[str, Tensor]) -> None:
@@ -89,25 +93,36 @@ def load(folder: Path, model: nn.Module) -> dict[str, Tensor]:
     return {name: masks[name].to(p.device, p.dtype) for name, p in trained.items()}
 
 
-class Saliency(Extension):
-    """Masks by the gradient over all forget rows at the start; a resumed run has its own."""
+class Saliency(BySide):
+    """Masks by the gradient over all forget rows at the start; a resumed run has its own.
 
-    by_side = True
+    Args:
+        share: Of the neurons, or weights, that are trained.
+        by: neuron: rows of a weight by their gradient's norm; weight: each.
+    """
 
-    def on_start(self, trainer: Any, resumed: Any) -> None:
-        model, out = trainer.accelerator.unwrap_model(trainer.model), Path(trainer.args.output_dir)
+    def __init__(
+        self,
+        *,
+        share: Annotated[float, Gt(0), Lt(1)] = 0.1,
+        by: Literal["neuron", "weight"] = "neuron",
+    ) -> None:
+        self.share, self.by = share, by
+
+    @classmethod
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        moves = "`Saliency` keeps weights as they are, but `weight_decay` would move them; set it "
+        return super().faults(cfg, args) + [f"{moves}to 0."] * bool(cfg.get("weight_decay"))
+
+    def on_start(self, run: Run, resumed: Path | None) -> None:
         if resumed:
-            self.masks = load(out, model)
+            self.masks = load(run.out, run.model)
             return
-        batches = trainer.all_batches()
-        trainer.count_units(batches, trainer.phases[0].entries)
-        trainer.current_gradient_accumulation_steps = 1
-        model.to(trainer.args.device).train()
-        with trainer.compute_loss_context_manager():
-            gradient = trainer.surgery.forget_gradient(trainer, model, batches)
-        self.masks = chosen(model, gradient, trainer.unlearn_args.saliency)
-        if trainer.is_world_process_zero():
-            save(out, self.masks)
+        model = run.model.to(run.device).train()
+        gradient = self.forget_gradient(model, run.batches())
+        self.masks = chosen(model, gradient, self.share, self.by)
+        if run.rank == 0:
+            save(run.out, self.masks)
 
     def on_joined(self, gradient: list[Tensor]) -> list[Tensor]:
         return [g * m for g, m in zip(gradient, self.masks.values(), strict=True)]

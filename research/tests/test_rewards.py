@@ -13,9 +13,9 @@ import eval_model
 import pytest
 import yaml
 
-from axolotl_unlearn.experimental import rewards
+from research.methods import rewards
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SAID = ["Ada lives in Paris, in paris!", "Parisian life", "nothing"]
 
 

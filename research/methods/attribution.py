@@ -9,19 +9,22 @@ from its abstract and notes of it; the softmax is the usual form of such weights
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 import torch
-from rich.progress import Progress
+from annotated_types import Gt
 from torch import Tensor
 
-from axolotl_unlearn.columns import SIDES
-from axolotl_unlearn.config import ObjectiveArgs
+from axolotl_unlearn.columns import ROLES, SIDES
+from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
 from axolotl_unlearn.engine.views import make_entries
+from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Stateful
-from axolotl_unlearn.training.surgery import gradients
+from axolotl_unlearn.training.extensions import Batch, Run, Stateful
+from research.methods.surgery import gradients
 
 LOG = logging.getLogger(__name__)
 
@@ -63,36 +66,50 @@ class RowWeights(Stateful):
 
     kept = ("known",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, temperature: Annotated[float, Gt(0)]) -> None:
+        self.temperature = temperature
         self.known: dict[str, float] = {}
 
-    def on_start(self, trainer: Any, resumed: Any) -> None:
+    @classmethod
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        faults = []
+        if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+            faults.append("`RowWeights` asks the model about single rows; use DDP or one device.")
+        if not args.retain:
+            faults.append("`RowWeights` compares forget rows with retain rows: add `retain`.")
+        for entry in args.forget:
+            known = OBJECTIVES[entry.objective]
+            if known.sees != "labels" or known.unit(entry.parameters) == "batch":
+                faults.append(
+                    f"`RowWeights` weighs the losses of single rows, and {entry.objective} is no "
+                    "loss of the labels of one row; take one such as ga, npo, simnpo or wga."
+                )
+        return faults
+
+    def on_start(self, run: Run, resumed: Path | None) -> None:
         """By the gradients of single rows at the start; each process takes all of them."""
         if resumed:
             return
-        model = trainer.accelerator.unwrap_model(trainer.model).to(trainer.args.device).eval()
+        model = run.model.to(run.device).eval()
         weights = [p for p in model.parameters() if p.requires_grad]
+        roles = np.asarray(run.rows["role"][:])
         rows = {
-            side: [trainer.data_collator([row]) for row in trainer.rows_with_role(side)]
+            side: [run.collate([run.rows[int(i)]]) for i in np.flatnonzero(roles == ROLES[side])]
             for side in SIDES
         }
 
         def each(side: str) -> Iterator[list[Tensor]]:
-            for row in bar.track(rows[side], description=f"gradients of {side} rows"):
-                with trainer.compute_loss_context_manager():
-                    loss = trainer.loss_of(model, trainer._prepare_inputs(row), LOSS_OF[side])
-                yield gradients(loss, weights)
+            for row in rows[side]:
+                yield gradients(run.loss_of(model, row, LOSS_OF[side]), weights)
 
-        with Progress(disable=not trainer.is_world_process_zero(), transient=True) as bar:
-            shares = attributions(each("forget"), each("retain"))
-        self.fit(rows["forget"], shares, trainer.unlearn_args.attribution)
+        self.fit(rows["forget"], attributions(each("forget"), each("retain")))
 
     def on_rows(self, batch: Batch) -> Batch:
         return batch | {"weight": self.of_rows(batch)}
 
-    def fit(self, rows: Sequence[dict[str, Tensor]], shares: Sequence[float], args: Any) -> None:
+    def fit(self, rows: Sequence[Batch], shares: Sequence[float]) -> None:
         """From the attributions of all forget rows."""
-        weights = attribution_weights(shares, args.temperature)
+        weights = attribution_weights(shares, self.temperature)
         keys = [row_keys(row)[0].hex() for row in rows]
         self.known = dict(zip(keys, weights, strict=True))
         LOG.info(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor, nn
 
-from axolotl_unlearn.training.extensions import Batch, Extension
+from axolotl_unlearn.training.extensions import Batch
+from research.methods.surgery import BySide
 
 
 @contextmanager
@@ -38,16 +40,19 @@ def moved_uphill(
                 weight.copy_(old)
 
 
-class Sharpness(Extension):
-    """The direction is that of the whole step, taken once."""
+class Sharpness(BySide):
+    """The direction is that of the whole step, taken once; published: ``rho`` 0.01."""
 
-    by_side = apart = True
+    apart = True
+
+    def __init__(self, *, rho: Annotated[float, Gt(0)] = 0.01) -> None:
+        self.rho = rho
 
     def on_batch(self, batches: Sequence[Batch]) -> None:
         self.batches, self.uphill = batches, None
 
-    def forgetting(self, trainer: Any, model: nn.Module) -> AbstractContextManager:
+    def forgetting(self, model: nn.Module) -> AbstractContextManager:
         weights = [p for p in model.parameters() if p.requires_grad]
         if self.uphill is None:
-            self.uphill = trainer.surgery.forget_gradient(trainer, model, self.batches)
-        return moved_uphill(weights, self.uphill, trainer.unlearn_args.sharpness)
+            self.uphill = self.forget_gradient(model, self.batches)
+        return moved_uphill(weights, self.uphill, self.rho)

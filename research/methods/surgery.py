@@ -1,4 +1,7 @@
-"""How the gradients of forgetting and of retaining meet.
+"""How the gradients of forgetting and of retaining meet: PCGrad, GRU, GU.
+
+    unlearn:
+      extensions: [{extension: research.methods.surgery:Surgery, method: pcgrad}]
 
 Both come from one forward, are summed over micro-batches and processes, and become one gradient
 before clipping and the optimizer. Vectors are lists of tensors, one a trained weight.
@@ -6,18 +9,17 @@ before clipping and the optimizer. Vectors are lists of tensors, one a trained w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.training.extensions import Batch, Extension
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.training.trainer import UnlearnTrainer
+from axolotl_unlearn.training.extensions import Batch, Extension, Run
 
 Vector = Sequence[Tensor]
 
@@ -92,7 +94,7 @@ def adam_scales(optimizer: Any, parameters: Sequence[nn.Parameter]) -> list[Tens
             continue
         if moments.shape != parameter.shape or not moments.is_floating_point():
             raise UnlearnError(
-                "`unlearn.surgery: gu` needs the optimizer's second moments in full: use "
+                "`method: gu` needs the optimizer's second moments in full: use "
                 "`optimizer: adamw_torch` or paged_adamw_32bit."
             )
         correction = 1 - group["betas"][1] ** float(state["step"])
@@ -110,64 +112,79 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor], *, keep: bool = False)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
 
 
-class Surgery:
-    """Gathers the gradients of both sides over a step and writes their union into ``.grad``.
+class BySide(Extension):
+    """Base: the gradients of both sides by themselves, added up at the end of a step.
 
-    Args:
-        method: ``pcgrad``, ``gu`` or ``gru``; None adds them.
-        reduce: mean over processes of a tensor.
+    Attributes:
+        apart: Whether forget objectives need a forward of their own (`forgetting`).
     """
 
-    def __init__(
-        self,
-        method: str | None,
-        reduce: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> None:
-        self.method, self.reduce = method, reduce
-        self.parameters: list[nn.Parameter] = []
+    takes_gradients = True
+    apart = False
+    method: str | None = None
+
+    @classmethod
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        name, again = f"`{cls.__name__}`", cfg.get("gradient_checkpointing_kwargs") or {}
+        sharding = any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed"))
+        faults = []
+        if not (args.phases or [args])[0].forget:
+            faults.append(f"{name} takes the forget gradient: give `forget` (in the first phase).")
+        if sharding:
+            faults.append(
+                f"{name} needs both gradients whole on each process; use DDP instead of FSDP or "
+                "DeepSpeed."
+            )
+        if args.pairing.max_tokens:
+            faults.append(f"`unlearn.pairing.max_tokens` does not go with {name}; remove it.")
+        if cfg.get("gradient_checkpointing") and again.get("use_reentrant"):
+            faults.append(
+                f"{name} takes two gradients from one graph; set "
+                "`gradient_checkpointing_kwargs: {use_reentrant: false}`."
+            )
+        return faults
+
+    def begin(self, run: Run) -> None:
+        self.run = run
         self.sides: dict[str, list[Tensor]] = {}
+        self.cosine: float | None = None
 
-    def step(
-        self, trainer: UnlearnTrainer, model: nn.Module, batch: Batch, sides: set[str]
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """One micro-batch: its losses, and with the last one of a step the cosine of `finish`."""
-        extensions = trainer.extensions
-        # Gradients are taken from the graph, so DDP has nothing to reduce: `reduce` does.
-        with trainer.accelerator.no_sync(model), trainer.compute_loss_context_manager():
-            if "forget" in sides and any(one.apart for one in extensions):
-                rest = sides - {"forget"}
-                losses = self._of_batch(trainer, model, batch, rest) if rest else {}
-                with ExitStack() as stack:
-                    for one in extensions:
-                        stack.enter_context(one.forgetting(trainer, model))
-                    losses |= self._of_batch(trainer, model, batch, {"forget"})
-            else:
-                losses = self._of_batch(trainer, model, batch, sides)
-        last = trainer.accelerator.sync_gradients
-        return losses, self.finish(trainer.optimizer, extensions) if last else None
+    def forgetting(self, model: nn.Module) -> AbstractContextManager:
+        """Around the forward and backward of the forget objectives."""
+        return nullcontext()
 
-    def _of_batch(
-        self, trainer: UnlearnTrainer, model: nn.Module, batch: Batch, sides: set[str]
-    ) -> dict[str, Tensor]:
-        parts = trainer.current_gradient_accumulation_steps
-        losses = {side: x / parts for side, x in trainer._losses(model, batch, sides).items()}
-        scaler = trainer.accelerator.scaler
-        self.add(
-            model, losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
-        )
-        return {side: loss.detach() for side, loss in losses.items()}
+    def on_gradients(self, sides: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        """Of a whole step, over processes, before the sides are joined."""
+        return sides
 
-    def forget_gradient(
-        self, trainer: UnlearnTrainer, model: nn.Module, batches: Sequence[Batch]
-    ) -> list[Tensor]:
+    def on_joined(self, gradient: list[Tensor]) -> list[Tensor]:
+        """What becomes ``.grad``."""
+        return gradient
+
+    def backward(self, model: nn.Module, batch: Batch, last: bool) -> Tensor:
+        if self.apart:
+            losses = self.run.losses(model, batch, {"retain"})
+            self.add(model, losses)
+            with self.forgetting(model):
+                forget = self.run.losses(model, batch, {"forget"})
+                self.add(model, forget)
+            losses = losses | forget
+        else:
+            losses = self.run.losses(model, batch)
+            self.add(model, losses)
+        if last:
+            self.finish()
+        return sum(loss.detach() for loss in losses.values())
+
+    def forget_gradient(self, model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
         """That of the forget objectives over some batches, up to a factor; logs nothing."""
         weights = [p for p in model.parameters() if p.requires_grad]
         total = [torch.zeros_like(p) for p in weights]
-        for batch in map(trainer._prepare_inputs, batches):
-            loss = trainer._losses(model, batch, {"forget"}, log=False)["forget"]
+        for batch in batches:
+            loss = self.run.losses(model, batch, {"forget"}, counted=False)["forget"]
             for sum_, g in zip(total, gradients(loss, weights), strict=True):
                 sum_ += g
-        return [self.reduce(g) for g in total]
+        return [self.run.reduce(g) for g in total]
 
     def add(self, model: nn.Module, losses: dict[str, Tensor]) -> None:
         """Gradients of one micro-batch, from one graph."""
@@ -181,27 +198,50 @@ class Surgery:
                 grads if before is None else [a + b for a, b in zip(before, grads, strict=True)]
             )
 
-    def finish(self, optimizer: Any, extensions: Sequence[Extension] = ()) -> Tensor | None:
-        """Write the joined gradient; returns the cosine between the two, if there are two."""
-        sides = {side: [self.reduce(g) for g in grads] for side, grads in self.sides.items()}
+    def finish(self) -> None:
+        """Write the joined gradient."""
+        count = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        sides = {
+            side: [self.run.reduce(g) / count for g in grads] for side, grads in self.sides.items()
+        }
         self.sides = {}
-        for one in extensions:
-            sides = one.on_gradients(sides)
-        cosine, joined = None, next(iter(sides.values()))
+        sides = self.on_gradients(sides)
+        joined = next(iter(sides.values()))
         if len(sides) > 1:
             forget, retain = sides["forget"], sides["retain"]
-            joined = self._joined(forget, retain, optimizer)
+            joined = self._joined(forget, retain)
             lengths = (dot(forget, forget) * dot(retain, retain)).sqrt()
-            cosine = dot(forget, retain) / lengths.clamp(min=1e-300)
-        for one in extensions:
-            joined = one.on_joined(joined)
-        for parameter, gradient in zip(self.parameters, joined, strict=True):
+            self.cosine = float(dot(forget, retain) / lengths.clamp(min=1e-300))
+        for parameter, gradient in zip(self.parameters, self.on_joined(joined), strict=True):
             parameter.grad = gradient
-        return cosine
 
-    def _joined(self, forget: Vector, retain: Vector, optimizer: Any) -> list[Tensor]:
+    def _joined(self, forget: Vector, retain: Vector) -> list[Tensor]:
         if self.method == "gu":
-            return gu(forget, retain, adam_scales(optimizer, self.parameters))
+            return gu(forget, retain, adam_scales(self.run.optimizer(), self.parameters))
         if self.method is None:
             return [f + r for f, r in zip(forget, retain, strict=True)]
         return {"pcgrad": pcgrad, "gru": gru}[self.method](forget, retain)
+
+    def logged(self) -> dict[str, float]:
+        """The cosine of the two gradients of the last step."""
+        return {} if self.cosine is None else {"gradient_cosine": round(self.cosine, 6)}
+
+
+class Surgery(BySide):
+    """Joins the two gradients of each step by ``method``."""
+
+    def __init__(self, *, method: Literal["pcgrad", "gu", "gru"] = "pcgrad") -> None:
+        self.method = method
+
+    @classmethod
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        faults, optimizer = super().faults(cfg, args), str(cfg.get("optimizer") or "")
+        if not (args.forget and args.retain):
+            faults.append("`Surgery` joins two gradients: it needs `forget` and `retain`.")
+        methods = [one.parameters.get("method") for one in args.extensions if one.kind is cls]
+        if "gu" in methods and re.search("adam.*(8bit|4bit|fp8)", optimizer):
+            faults.append(
+                "`method: gu` needs the optimizer's second moments in full, which `optimizer: "
+                f"{optimizer}` does not keep: use adamw_torch or paged_adamw_32bit."
+            )
+        return faults

@@ -8,15 +8,18 @@ row's labels; where I is among the largest, a row is left out for the rest of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Gt, Lt
 from torch import nn
 
+from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Stateful
+from axolotl_unlearn.training.extensions import Batch, Run, Stateful
 from axolotl_unlearn.training.level import ScoredRows
 
 LOG = logging.getLogger(__name__)
@@ -36,24 +39,41 @@ def most_changed(before: Sequence[float], now: Sequence[float], share: float) ->
 
 
 class RetainFilter(Stateful):
-    """Watches the retain rows from the start, and chooses where a phase says ``leave_out``.
+    """Watches the retain rows from the start, and leaves some out from a phase on.
 
     Args:
-        rows: All retain rows.
-        shares: Step at which such a phase begins -> share of the rows to leave out from there on.
+        share: Of the retain rows, those whose loss has changed most, that are left out.
+        phase: Number of the phase with which that begins, from 1; not the first.
     """
 
     kept = ("before", "left_out")
 
-    def __init__(self, rows: ScoredRows, shares: dict[int, float]) -> None:
-        self.rows, self.shares = rows, shares
+    def __init__(
+        self, *, share: Annotated[float, Gt(0), Lt(1)] = 0.1, phase: Annotated[int, Gt(1)] = 2
+    ) -> None:
+        self.share, self.phase = share, phase
         self.before: list[float] = []
         self.left_out: list[str] = []
 
     @classmethod
-    def of(cls, trainer: Any) -> RetainFilter:
-        shares = {p.start: p.leave_out for p in trainer.phases if p.leave_out}
-        return cls(ScoredRows(trainer.rows_with_role("retain"), trainer.processing_class), shares)
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        faults = []
+        if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+            faults.append("`RetainFilter` asks the model about single rows; use DDP or one device.")
+        for one in args.extensions:
+            first = one.parameters.get("phase", 2) - 1
+            if one.kind is cls and not any(later.retain for later in args.phases[first:]):
+                faults.append(
+                    "`RetainFilter` leaves out retain rows: give `phases` with `retain` from "
+                    f"phase {first + 1} on."
+                )
+        return faults
+
+    def begin(self, run: Run) -> None:
+        roles = np.asarray(run.rows["role"][:])
+        retain = [run.rows[int(i)] for i in np.flatnonzero(roles == ROLES["retain"])]
+        self.rows = ScoredRows(retain, run.tokenizer)
+        self.start = run.phases[self.phase - 1].start
 
     def on_rows(self, batch: Batch) -> Batch:
         """The batch, where rows that are left out are no objective's."""
@@ -79,11 +99,10 @@ class RetainFilter(Stateful):
             self.before = self.losses(model)
 
     def on_step_end(self, args, state, control, model=None, **_: Any) -> None:
-        share = self.shares.get(state.global_step)
-        if share is None:
+        if state.global_step != self.start:
             return
         now = self.losses(model)
-        chosen = most_changed(self.before, now, share)
+        chosen = most_changed(self.before, now, self.share)
         self.left_out = [self.rows.keys[i].hex() for i in chosen]
         least = min(abs(now[i] - self.before[i]) for i in chosen)
         LOG.info(

@@ -8,14 +8,15 @@ outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from axolotl_unlearn.experimental.args import FlattenArgs
-from axolotl_unlearn.training.extensions import Extension, Sides
+from axolotl_unlearn.config import UnlearnArgs
+from research.methods.surgery import BySide
 
 #: The power of the singular values by which components are divided; hard leaves nothing of them.
 POWERS = {"soft": 1, "quadratic": 2}
@@ -40,7 +41,7 @@ def collapsed(matrix: Tensor, directions: Tensor, sizes: Tensor, how: str) -> Te
     return matrix + (left - along) @ directions.mT
 
 
-def flattened(gradient: Tensor, of: Tensor, args: FlattenArgs) -> Tensor:
+def flattened(gradient: Tensor, of: Tensor, args: Flatten) -> Tensor:
     """A weight's gradient with the top components of ``of`` flattened, both ``[out, in]``.
 
     Example: diag(4, 2, 1), two components of itself, soft, both sides: 4 (2/4)^2 = 1, 2 (2/2)^2 = 2
@@ -59,26 +60,41 @@ def flattened(gradient: Tensor, of: Tensor, args: FlattenArgs) -> Tensor:
 
 
 def all_flattened(
-    forget: Sequence[Tensor], retain: Sequence[Tensor] | None, args: FlattenArgs
+    forget: Sequence[Tensor], retain: Sequence[Tensor] | None, args: Flatten
 ) -> list[Tensor]:
     """The forget gradients of all weights; ``retain``: those that ``of: retain`` looks at."""
     source = forget if args.of == "forget" else retain
     return [flattened(g, of, args) for g, of in zip(forget, source, strict=True)]
 
 
-class Flatten(Extension):
-    """The forget gradient of a step, flattened before it meets that of retaining."""
+class Flatten(BySide):
+    """The forget gradient of a step, flattened before it meets that of retaining.
 
-    by_side = True
+    Args:
+        components: Top principal components of each weight.
+        how: Divided by their singular values, by the squares, or removed.
+        of: Whose gradient's components: forget, or retain.
+        side: Directions of a weight's inputs, of its outputs, or both.
+    """
 
-    def __init__(self, args: FlattenArgs) -> None:
-        self.args = args
+    def __init__(
+        self,
+        *,
+        components: Annotated[int, Gt(0)] = 512,
+        how: Literal["soft", "quadratic", "hard"] = "soft",
+        of: Literal["forget", "retain"] = "forget",
+        side: Literal["both", "input", "output"] = "both",
+    ) -> None:
+        self.components, self.how, self.of, self.side = components, how, of, side
 
     @classmethod
-    def of(cls, trainer: Any) -> Flatten:
-        return cls(trainer.unlearn_args.flatten)
+    def faults(cls, cfg: Mapping[str, Any], args: UnlearnArgs) -> list[str]:
+        of = {one.parameters.get("of") for one in args.extensions if one.kind is cls}
+        lacks = any(part.forget and not part.retain for part in args.phases or [args])
+        says = "`Flatten` with `of: retain` looks at the retain gradient: add `retain` beside each "
+        return super().faults(cfg, args) + [f"{says}`forget`."] * (lacks and "retain" in of)
 
-    def on_gradients(self, sides: Sides) -> Sides:
+    def on_gradients(self, sides: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
         if "forget" not in sides:
             return sides
-        return sides | {"forget": all_flattened(sides["forget"], sides.get("retain"), self.args)}
+        return sides | {"forget": all_flattened(sides["forget"], sides.get("retain"), self)}

@@ -1,0 +1,47 @@
+"""``axolotl-unlearn augment idk my.yml``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("augment")
+@click.argument("kind", type=click.Choice(["idk", "alternatives"]))
+@click.argument("config", type=_FILE)
+@click.option("--out", type=click.Path(path_type=Path), help="[out/augment/KIND.jsonl]")
+@click.option("--model", help="Writes alternatives; default: base_model of CONFIG.")
+@click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
+@click.option("--seed", type=int, default=42, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--store", type=click.Path(path_type=Path), help="What models wrote [beside --out].")
+def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
+    """Write other answers to the forget rows of CONFIG.
+
+    \b
+    idk           sentences that decline                (PO, IdkDPO, FLAT)
+    alternatives  plausible answers with other facts    (AltPO), by a model
+
+    The file holds prompts of the forget rows: `axolotl-unlearn request clean` removes it.
+
+    \b
+    Example:
+      axolotl-unlearn augment alternatives my.yml --model an/instruct-model --number 5
+    """
+    from rich.progress import track
+
+    from axolotl_unlearn.config.reading import read_config
+    from axolotl_unlearn.data.augment import augment
+
+    out = out or Path("out/augment") / f"{kind}.jsonl"
+    shown = lambda rows: track(rows, description=kind, transient=True)  # noqa: E731
+    done = augment(kind, read_config(config), out, progress=shown, **options)
+    known = "" if kind == "idk" else f", {done.kept} known from before"
+    click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
+    entry = f"{{path: {out}, ds_type: json, type: axolotl_unlearn.data.alternative}}"
+    click.echo(f"In `datasets:` of the config: {entry}")

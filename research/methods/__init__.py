@@ -1,0 +1,1 @@
+"""Published methods that are no objective: `unlearn.extensions: [research.methods.MODULE:Class]`."""
