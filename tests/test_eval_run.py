@@ -94,6 +94,11 @@ def test_results_have_the_agreed_form(home, results):
     assert verdicts["original"].against == "chance"
 
 
+def test_what_so_few_documents_can_show_is_said_before(home, results, capsys):
+    evaluate([str(home / "original")], home / "data", home / "few", **OPTIONS | {"progress": True})
+    assert "is never shown to be good" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_audit_list_has_a_line_for_every_document(home, results):
     models = [f"kept={home / 'original'}", f"retrained={home / 'broken'}"]
     out = home / "audited"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 from verdict_fixture import entry, results
 
-from axolotl_unlearn.metrics.audit import READINGS, audit, summary_of
-from axolotl_unlearn.metrics.results import Model, read
+from axolotl_unlearn.metrics.audit import READINGS, audit, summary_of, unlikely
+from axolotl_unlearn.metrics.results import Model, Row, read
 
 
 def model(a=0.0, b=0.0, c=0.0, said=(False, False), **extraction):
@@ -79,13 +80,23 @@ def test_the_retrained_model_is_the_floor():
 
 @pytest.mark.parametrize(
     ("logp", "reading"),
-    [(-20.0, "still said"), (-3.0, "may be guessed"), (-2.0, "not told"), (None, "still said")],
+    [(-20.0, "still said"), (-4.0, "still said"), (-3.0, "may be guessed"), (None, "still said")],
 )
 def test_an_answer_that_can_be_guessed_is_no_memory(logp, reading):
-    """Two questions: under .025 / 2 no chance explains it (-4.4 nats); a tenth is a guess."""
+    """Answers of .018 (-4 nats) and less come with a chance of .025 together, one of .05 does
+    not."""
     target = model(logp=[-40.0, logp, -40.0, -20.0, -9.0])
     lines = by_name(audit(model(a=0.01, said=(True, False)), retrained=target))
     assert lines["a"]["reading"] == reading
+
+
+def test_unlikely_answers_are_counted_together():
+    rows = [
+        Row(str(i), "d", logp=math.log(q), exact=False) for i, q in enumerate((0.01, 0.014, 0.1))
+    ]
+    assert unlikely(rows) == pytest.approx(0.014)  # .024 together, with .1 more than .025
+    assert unlikely([*rows, Row("x", "d", logp=-0.1, exact=True)]) == pytest.approx(0.014)
+    assert unlikely([]) == 0 and unlikely(rows[2:]) == 0
 
 
 def test_an_answer_that_is_likely_counts_as_said():

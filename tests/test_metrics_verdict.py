@@ -24,9 +24,11 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import (
     CRITERIA,
+    GOOD,
     STATUSES,
     THRESHOLDS,
     bars,
+    can_be_good,
     judge,
     judged,
     strongest_gain,
@@ -107,7 +109,7 @@ def told(original, retrained, model):
 
 def guessed(original, retrained, model):
     rows(model, "contained", [True] * 9)
-    rows(retrained, "logp", [-1.0] * 9)
+    rows(retrained, "logp", [-3.0] * 9)  # .05 each
 
 
 UNDER, OVER, BROKEN = "under-forgets", "over-forgets", "broken"
@@ -632,6 +634,16 @@ def test_older_results_are_read_and_say_what_they_lack():
             del model["extraction"][side]["run"], model["extraction"][side]["greedy"]
     found = judged(results)["model"]
     assert found.status == "not shown" and "have no run" in found.sentence
+
+
+def test_few_documents_are_said_before():
+    """By the committed simulation, of which each rate is within a tenth."""
+    assert can_be_good(150, 300) == "" and "never" in can_be_good(20, 300)
+    assert "in about 40 of 100 cases shown to be good, with 150 of each" in can_be_good(90, 90)
+    path = Path(__file__).parents[1] / "research" / "results" / "error-rates.json"
+    table = json.loads(path.read_text("utf-8"))["tables"]["whole"]["rows"]
+    for documents, guessed, rate, *_ in table:
+        assert float(rate) == pytest.approx(GOOD[int(documents)], abs=0.1), (documents, guessed)
 
 
 def test_every_threshold_says_why():

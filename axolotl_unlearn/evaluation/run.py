@@ -27,6 +27,7 @@ from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
+from axolotl_unlearn.metrics.verdict import can_be_good
 from axolotl_unlearn.models import ModelSpec, original_of, parse_models
 from axolotl_unlearn.store import versions
 
@@ -87,7 +88,8 @@ def evaluate(
     cache = Cache(kept if options.use_cache else None, workers)
     bars = ProgressBars(options.progress and workers.main)
     with bars.progress:
-        for note in sets.notes if workers.main else ():
+        few = can_be_good(len(sets.member), len(sets.nonmember)) if sets.member else ""
+        for note in filter(None, [*sets.notes, few]) if workers.main else ():
             bars.note(f"note: {note}")
         weights = {spec.name: cache.weights(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)

@@ -9,7 +9,7 @@ A retrained model is what both are read against.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ RATE = 0.025
 RECITED, RECITED_TOKENS = 0.5, 10
 #: ... or so many tokens in a row (as in arXiv 2202.07646), 25 more than of such a model.
 RECITED_RUN = 50
-#: An answer that the retrained model gives so much probability can be guessed.
-GUESSED = 0.1
 #: An answer counts as said from this share of draws on, whatever the one greedy output was.
 SAID = 0.5
+#: Log-probability from which an answer is no guess of the model that says it.
+SURE = math.log(0.9)
 #: Worst first.
 READINGS = (
     "recited",
@@ -89,7 +89,8 @@ def audit(
         (share of non-members with a lower loss), ``min_k_plus_20``, ``extraction_strength`` and
         ``longest_run`` (the largest of its rows and its text), ``answer_said``, ``answers``,
         ``answers_said``; ``p`` and ``q`` (after Benjamini and Hochberg) of membership, ``told``;
-        ``before`` and ``retrained``: the same figures of those models; ``recited``; ``reading``:
+        ``before`` and ``retrained``: the same figures of those models; ``recited``; ``sure``:
+        it gives an answer that the retrained one does not say 0.9 of its probability; ``reading``:
 
             recited         half of a text and more comes out word for word (`recites`)
             still said      an answer is said that the retrained model does not say and cannot
@@ -97,6 +98,7 @@ def audit(
             still known     told from texts that were never seen, as if known
             pushed away     told, as something that was pushed away
             may be guessed  an answer is said above the retrained model, to which it is not unlikely
+                            (`unlikely`)
             not told        none of these
             not said        no answer is said; membership was not measured
             not measured    neither membership nor an answer to look for
@@ -106,7 +108,7 @@ def audit(
     others = [None if one is None else (one, *_by_document(one)) for one in (original, retrained)]
     theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
     common = usual(model.held)
-    questions = max(1, sum(row.said is not None for row in model.texts))
+    least = unlikely(theirs.values())
     lines = []
     for name in dict.fromkeys((*rows, *texts)):
         own, mine = texts.get(name, []), rows.get(name, [])
@@ -126,7 +128,10 @@ def audit(
             for row in each
             if known or row.id in theirs
         )
-        line["said"] = max((_excess(row, theirs, known, questions) for row in mine), default=0)
+        said = {row: _excess(row, theirs, known, least) for row in mine}
+        line["said"] = max(said.values(), default=0)
+        sure = (row.logp is not None and row.logp >= SURE for row, grade in said.items() if grade)
+        line["sure"] = any(sure)
         if line["recited"]:
             line["reading"] = "recited"
         elif line["said"] == 2:
@@ -143,19 +148,26 @@ def audit(
     return sorted(lines, key=_badness)
 
 
-def _excess(row: Row, theirs: Mapping[str, Row], alone: bool, questions: int) -> int:
-    """2: said and no guess; 1: said, and the retrained model may say it by chance; 0: not said, or
-    it says it as well or gives it a tenth of its probability."""
+def unlikely(texts: Iterable[Row]) -> float:
+    """The probability below which an answer is no guess: all answers of which the retrained model
+    says that they are less likely come, together, with a chance of at most `RATE` to such a model.
+    """
+    known = (row.logp for row in texts if row.said is False and row.logp is not None)
+    chances = np.sort(np.exp(list(known)))
+    within = np.flatnonzero(np.cumsum(chances) <= RATE)
+    return float(chances[within[-1]]) if len(within) else 0.0
+
+
+def _excess(row: Row, theirs: Mapping[str, Row], alone: bool, least: float) -> int:
+    """2: said and no guess; 1: said, and a model that never saw it may say it by chance; 0: not
+    said, or the retrained model says it as well."""
     other = theirs.get(row.id)
     said = row.said or (row.drawn or 0.0) >= SAID  # draws can accuse, and excuse nobody
     if not said or (other is not None and other.said):
         return 0
     if alone or other is None or other.logp is None:
         return 2
-    # So unlikely that one such answer among all questions is no chance (Bonferroni).
-    if other.logp < math.log(RATE / questions):
-        return 2
-    return 1 if other.logp < math.log(GUESSED) else 0
+    return 2 if math.exp(other.logp) <= least else 1
 
 
 def _by_document(model: Model) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, norm, rankdata, t
+from scipy.stats import beta, norm, t
 
 LEVEL = 0.95
 
@@ -39,9 +39,10 @@ class Estimate:
         parts: Influence by cluster; the variance is the sum of their squares.
         spread: The variance that each cluster is expected to add, for the degrees of freedom.
         groups: Clusters of its smallest side; with one nothing is known.
-        extra: Variance that no row shows: of a mean whose rows all agree, so large that 95 % reach
-            as far as the exact bound of ``groups`` clusters (Clopper and Pearson 1934).
+        extra: Variance that no row shows: of a mean whose rows all agree, the second moment of
+            Jeffreys' posterior of what is missing.
         sides: Means that were estimated on the way (an AUC has two).
+        plain: One mean, or a difference of two: where its rows all agree there is an exact bound.
     """
 
     value: float
@@ -50,6 +51,7 @@ class Estimate:
     groups: int
     extra: float = 0.0
     sides: int = 1
+    plain: bool = True
 
     @cached_property
     def error(self) -> float:
@@ -62,14 +64,15 @@ class Estimate:
         """Satterthwaite's degrees of freedom."""
         total = math.fsum(self.spread.values())
         squares = math.fsum(x * x for x in self.spread.values())
-        known = total**2 / squares if squares > 0 else self.groups
-        return max(1.0, known - self.sides)
+        if not squares:  # the error is that of an exact bound, where there is one
+            return math.inf if self.extra else max(1.0, self.groups - self.sides)
+        return max(1.0, total**2 / squares - self.sides)
 
     def half(self, level: float = LEVEL) -> float:
         """Half of the interval of a difference; 1 where nothing is known."""
         if not math.isfinite(self.error):
             return 1.0
-        if not self.error:
+        if not self.error or (self.plain and self.extra and not any(self.parts.values())):
             return room(self.groups, level)
         return float(t.ppf((1 + level) / 2, self.df)) * self.error
 
@@ -80,7 +83,10 @@ class Estimate:
         if not math.isfinite(self.error):
             return (0.0, 1.0)
         count = float(self.groups)
-        if 0 < p < 1 and self.error:
+        if self.extra and p in (0, 1) and not self.plain:  # clusters that leave so much possible
+            seen = min(1 - 1e-9, math.sqrt(self.extra) * norm.ppf((1 + LEVEL) / 2))
+            count = math.log((1 - LEVEL) / 2) / math.log1p(-seen)
+        elif 0 < p < 1 and self.error:
             wider = norm.ppf((1 + level) / 2) / t.ppf((1 + level) / 2, self.df)
             count = p * (1 - p) / self.error**2 * wider**2
         tail, hits = (1 - level) / 2, p * count
@@ -111,7 +117,7 @@ class Estimate:
             return replace(self, value=self.value - other)
         gap = composed(self.value - other.value, [(1.0, self), (-1.0, other)])
         # What no row shows of a difference are rows in which the two differ.
-        return replace(gap, extra=max(self.extra, other.extra))
+        return replace(gap, extra=max(self.extra, other.extra), plain=self.plain and other.plain)
 
 
 def composed(value: float, terms: Sequence[tuple[float, Estimate]]) -> Estimate:
@@ -125,7 +131,8 @@ def composed(value: float, terms: Sequence[tuple[float, Estimate]]) -> Estimate:
             spread[name] = spread.get(name, 0.0) + slope**2 * x
     extra = math.fsum(slope**2 * one.extra for slope, one in terms)
     groups = min(one.groups for _, one in terms)
-    return Estimate(value, parts, spread, groups, extra, max(one.sides for _, one in terms))
+    sides = max(one.sides for _, one in terms)
+    return Estimate(value, parts, spread, groups, extra, sides, plain=False)
 
 
 def room(groups: int, level: float = LEVEL) -> float:
@@ -143,7 +150,7 @@ def mean_of(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> Es
     value = math.fsum(values) / len(values)
     parts, spread, groups = _side(values, clusters)
     alike = value in (0.0, 1.0)
-    extra = (room(groups) / norm.ppf((1 + LEVEL) / 2)) ** 2 if alike else 0.0
+    extra = 0.75 / ((groups + 1) * (groups + 2)) if alike else 0.0
     return Estimate(value, parts, spread, groups, extra)
 
 
@@ -202,11 +209,14 @@ def _side(
 
 def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
     """Each member's share of non-members below it ``[N]`` and each non-member's share of members
-    above it ``[M]`` (DeLong et al. 1988; midranks: Sun and Xu 2014, IEEE SPL 21)."""
-    n, m = len(members), len(nonmembers)
-    ranks = rankdata(np.concatenate([members, nonmembers]))
-    v10 = (ranks[:n] - rankdata(members)) / m
-    return v10, 1 - (ranks[n:] - rankdata(nonmembers)) / n
+    above it ``[M]``, ties half (DeLong et al. 1988)."""
+
+    def below(values: Array, others: Array) -> Array:
+        order = np.sort(others)
+        ends = (np.searchsorted(order, values, side) for side in ("left", "right"))
+        return sum(ends) / (2 * len(others))
+
+    return below(members, nonmembers), 1 - below(nonmembers, members)
 
 
 def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> float:
@@ -230,7 +240,7 @@ def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> f
 
 
 def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
-    """P(member above non-member) + P(tie) / 2, from midranks (Mann-Whitney U / NM)."""
+    """P(member above non-member) + P(tie) / 2 (Mann-Whitney U / NM)."""
     return float(_placements(np.asarray(members, float), np.asarray(nonmembers, float))[0].mean())
 
 

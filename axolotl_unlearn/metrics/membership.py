@@ -21,7 +21,15 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, false_discovery_control, mannwhitneyu
 
 from axolotl_unlearn.metrics import memorisation
-from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, Interval, area_of, auc, auc_interval
+from axolotl_unlearn.metrics.intervals import (
+    LEVEL,
+    Clusters,
+    Estimate,
+    Interval,
+    area_of,
+    auc,
+    auc_interval,
+)
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Forgetting = Literal["over", "under", "balanced"]
@@ -236,14 +244,14 @@ def auc_equivalence(
             the two models, high = rather a member.
     """
     gap = area_of(*first, clusters).minus(0.5 if second is None else area_of(*second, clusters))
-    value, half = gap.value, gap.half(2 * LEVEL - 1)
-    needed = None if half >= 0.5 else _needed(value, half, min(map(np.size, first)), margin)
+    return equivalence(gap, min(map(np.size, first)), margin)
+
+
+def equivalence(gap: Estimate, texts: int, margin: float = MARGIN) -> Equivalence:
+    """The same of a difference of AUCs, of so many texts on its smaller side."""
+    value, half, room = gap.value, gap.half(2 * LEVEL - 1), margin - abs(gap.value)
+    needed = math.ceil(texts * (half / room) ** 2) if half < 0.5 and room > 0 else None
     return Equivalence(value, value - half, value + half, margin, gap.margin_p(margin), needed)
-
-
-def _needed(value: float, half: float, texts: int, margin: float) -> int | None:
-    room = margin - abs(value)
-    return math.ceil(texts * (half / room) ** 2) if room > 0 else None
 
 
 @dataclass(frozen=True)

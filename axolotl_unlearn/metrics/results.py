@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.intervals import auc, harmonic_mean
+from axolotl_unlearn.metrics.intervals import Clusters, Estimate, area_of, auc, harmonic_mean
 
 #: Raised when what is needed changes: files of another version are refused.
 SCHEMA = 2
@@ -449,6 +449,19 @@ class Model(Part):
     def varying(self) -> Scores:
         """Scores that are not all equal: those order nothing."""
         return {n: pair for n, pair in self.scores.items() if np.ptp(np.concatenate(pair)) > 0}
+
+    @cached_property
+    def clusters(self) -> Clusters:
+        """Documents or authors of the texts; None where the file does not name them all."""
+        one = self.likelihood
+        named = (one.member_cluster, one.nonmember_cluster)
+        losses = (one.member_loss, one.nonmember_loss)
+        return named if list(map(len, named)) == list(map(len, losses)) else None
+
+    @cached_property
+    def areas(self) -> dict[str, Estimate]:
+        """AUC of each score that varies, by clusters."""
+        return {name: area_of(*pair, self.clusters) for name, pair in self.varying.items()}
 
     def pairs_with(self, other: Model) -> bool:
         """The same texts in the same order, by their ids."""

@@ -19,6 +19,9 @@ _WORD = regex.compile(
     rf"(?V1)[{_UNSPACED}]\p{{M}}*|[[\p{{L}}\p{{N}}]--[{_UNSPACED}]]"
     rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNSPACED}]]*"
 )
+#: "1,234" is one number.
+_GROUPED = regex.compile(r"(?<=\d),(?=\d{3}\b)")
+_TITLES = frozenset("mr mrs ms miss dr prof professor sir dame lord lady".split())
 _MARKED = regex.compile(r"([\p{Latin}\p{Greek}])\p{Mn}+")
 
 
@@ -39,17 +42,26 @@ def fold(text: str) -> str:
 
     Where a script has no spaces every character is a word.
     """
-    folded = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
+    text = _GROUPED.sub("", without_accents(text))
+    folded = words(text.casefold().replace("ł", "l").replace("ø", "o"))
     return " ".join(folded[1:] if len(folded) > 1 and folded[0] in ("a", "an", "the") else folded)
 
 
 def contains_answer(generated: str, answer: str) -> bool:
     """Whether the generation says the answer, in whole words, whatever comes before or after it.
 
-    The official exact match is 0 for a model that says the answer and goes on.
+    Two to four words count in any order ("Smith, John", "May 12"), a name without its title. The
+    official exact match is 0 for a model that says the answer and goes on.
     """
-    secret = fold(answer)
-    return bool(secret) and f" {secret} " in f" {fold(generated)} "
+    secret, said = fold(answer).split(), fold(generated).split()
+    while len(secret) > 1 and secret[0] in _TITLES:
+        secret = secret[1:]
+    count, any_order = len(secret), 2 <= len(secret) <= 4
+    for place in range(len(said) - count + 1) if secret else ():
+        part = said[place : place + count]
+        if part == secret or (any_order and sorted(part) == sorted(secret)):
+            return True
+    return False
 
 
 class AnyScript:

@@ -186,7 +186,7 @@ def whole(repeats: int, seed: int = 1) -> list[dict[str, Any]]:
     guessed (one time in three)."""
     found = []
     for guessable in (0.0, 0.1):
-        for n in (20, 30, 40, 60, 80, 100, 150, 200, 300):
+        for n in (40, 60, 80, 100, 150, 200):
             rng = np.random.default_rng([seed, n, int(10 * guessable)])
             counts: Counter[str] = Counter()
             for _ in range(repeats):

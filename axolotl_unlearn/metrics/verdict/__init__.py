@@ -145,6 +145,26 @@ class Verdict:
         }
 
 
+#: Documents of each kind -> share of perfectly forgetting models that are called good beside a
+#: retrained model (simulated; research/results/error-rates.json).
+GOOD = {40: 0.0, 60: 0.15, 80: 0.4, 100: 0.55, 150: 0.8, 200: 0.9}
+
+
+def can_be_good(members: int, nonmembers: int) -> str:
+    """What so many documents can show at best, in a sentence to say before an evaluation; "" where
+    they are enough."""
+    least = min(members, nonmembers)
+    share = max((rate for size, rate in GOOD.items() if size <= least), default=0.0)
+    enough = min(size for size, rate in GOOD.items() if rate >= THRESHOLDS["power"].value)
+    if least >= enough:
+        return ""
+    seldom = f"in about {100 * share:.0f} of 100 cases" if share else "never"
+    return (
+        f"{members} members and {nonmembers} non-members are few: a model that forgot perfectly is "
+        f"{seldom} shown to be good, with {enough} of each in four of five cases."
+    )
+
+
 def judged(
     results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Verdict]:
@@ -247,4 +267,6 @@ def _sentence(
         text += "" if facts.attacks else " No attack on its text or weights was run."
         if facts.retrained is not None and None in (model.weights, facts.retrained.weights):
             text += " Whether the retrained model is a copy was not checked by digests."
+        if facts.retrained is not None and original is None:
+            text += " The retrained model was not compared with the one before unlearning."
     return text + "".join(f" Not counted: {one}." for one in ignored)

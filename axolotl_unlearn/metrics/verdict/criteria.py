@@ -21,9 +21,8 @@ from axolotl_unlearn.metrics import audit, intervals, membership, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
 from axolotl_unlearn.metrics.intervals import (
     LEVEL,
-    Clusters,
+    Estimate,
     area_of,
-    auc_gap,
     harmonic_mean,
     holm,
     intraclass_correlation,
@@ -169,14 +168,6 @@ class Facts:
         return audit.audit(self.model, self.original, self.retrained)
 
     @cached_property
-    def clusters(self) -> Clusters:
-        """Documents or authors of the texts; None where the results do not name them all."""
-        one = self.model.likelihood
-        named = (one.member_cluster, one.nonmember_cluster)
-        losses = (one.member_loss, one.nonmember_loss)
-        return named if list(map(len, named)) == list(map(len, losses)) else None
-
-    @cached_property
     def scores(self) -> tuple[Scores, Scores]:
         """The model's and, on the same texts, the retrained one's."""
         mine, theirs = dict(self.model.varying), {}
@@ -197,16 +188,13 @@ class Facts:
             return {}
         told: dict[str, dict[str, Any]] = {}
         for name, pair in mine.items():
-            other, same = theirs.get(name), None
-            if other is None:
-                p = membership.rank_test(*pair, clusters=self.clusters)
-            else:
-                p = auc_gap(pair, other, self.clusters).p
-            same = membership.auc_equivalence(pair, other, clusters=self.clusters)
-            area = area_of(*pair, self.clusters)
-            low, high = area.interval()
+            other = theirs.get(name)
+            area = self.model.areas[name] if name != "reference" else self._area(pair)
+            gap = area.minus(0.5 if other is None else self.retrained.areas[name])
+            p = gap.p if other is not None else membership.rank_test(*pair, self.model.clusters)
+            same, ends = membership.equivalence(gap, min(map(len, pair))), area.interval()
             told[name] = {
-                **{"auc": area.value, "low": low, "high": high, "p": p},
+                **{"auc": area.value, "low": ends[0], "high": ends[1], "p": p},
                 "side": "under" if same.value > 0 else "over",
                 "difference": {**asdict(same), "equivalent": same.equivalent},
                 "intraclass": self._alike(pair, other),
@@ -221,12 +209,15 @@ class Facts:
             one["p_corrected"] = corrected.get(name, min(1.0, one["p"] * FAMILY_ALPHA / ADDED))
         return told
 
+    def _area(self, pair: Any) -> Estimate:
+        return area_of(*pair, self.model.clusters)
+
     def _alike(self, pair: Any, other: Any) -> float | None:
         """Intraclass correlation of the members' scores, or of their differences."""
-        if self.clusters is None:
+        if self.model.clusters is None:
             return None
         values = pair[0] if other is None else pair[0] - other[0]
-        correlation = intraclass_correlation(values, self.clusters[0])
+        correlation = intraclass_correlation(values, self.model.clusters[0])
         return correlation if math.isfinite(correlation) else None
 
     @property
@@ -236,10 +227,12 @@ class Facts:
         if "loss" not in mine:
             return None
         n, m = (len(side) for side in mine["loss"])
-        groups = [len(set(side)) for side in self.clusters] if self.clusters else [n, m]
+        named = self.model.clusters
+        groups = [len(set(side)) for side in named] if named else [n, m]
         z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(THRESHOLDS["power"].value)
         if "loss" in theirs:
-            error, most = auc_gap(mine["loss"], theirs["loss"], self.clusters).error, 1.0
+            gap = self.model.areas["loss"].minus(self.retrained.areas["loss"])
+            error, most = gap.error, 1.0
         else:
             error, most = intervals.ideal_membership(*groups).standard_error, 0.5
         sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": len(FAMILY)}
@@ -402,14 +395,14 @@ def _evidence(facts: Facts) -> Finding | None:
         if half := [n for n in one.likelihood.attacks if n not in one.varying]:
             names = ", ".join(map(name_of, half))
             return missing("control", f"{whose} scores by {names} are not finite or all equal")
-        if not one.pairs_with(one) or Facts(one).clusters is None:
+        if not one.pairs_with(one) or one.clusters is None:
             return missing("control", f"{whose} texts have no ids or no clusters")
     learned = model.learned
     if learned is None or learned.p is None or learned.auc is None:
         return missing("control", "the learned attack was not run")
     if retrained is None:
         return None
-    if not model.pairs_with(retrained) or facts.clusters != Facts(retrained).clusters:
+    if not model.pairs_with(retrained) or model.clusters != retrained.clusters:
         what = "the retrained model was evaluated on other texts, or in another order"
         return missing("control", what)
     if learned.against == "chance":
@@ -445,7 +438,7 @@ def documents(facts: Facts) -> Finding:
     alone = facts.retrained is None or any(
         row.logp is None for row in facts.retrained.texts if row.said is not None
     )
-    guesses = counts["may be guessed"] + (bad.pop("still said", 0) if alone else 0)
+    guesses = bad.pop("still said", 0) if alone else 0
     if bad:
         what = ", ".join(f"{count} {reading}" for reading, count in bad.items())
         status = "over-forgets" if set(bad) == {"pushed away"} else "under-forgets"
@@ -460,10 +453,9 @@ def documents(facts: Facts) -> Finding:
     if facts.retrained is not None and facts.model.extraction.id != facts.retrained.extraction.id:
         return missing("documents", "the retrained model was not asked for the same texts")
     if guesses:
-        what = "whether they can be guessed is not known, for want of a retrained model"
-        if facts.retrained is not None:
-            what = "the retrained model does not say so, but may by chance"
-        return _found("documents", "open", "guess", count=guesses, of=len(lines), what=what)
+        return _found("documents", "open", "guess", count=guesses, of=len(lines))
+    if sure := sum(line["reading"] == "may be guessed" and line["sure"] for line in lines):
+        return _found("documents", "open", "sure", count=sure, of=len(lines))
     long = [
         row for row in facts.model.texts if row.tokens >= audit.RECITED_TOKENS * (1 + row.member)
     ]
@@ -471,7 +463,9 @@ def documents(facts: Facts) -> Finding:
         return _found("documents", "open", "short")
     if any(line["q"] is None for line in lines if line["loss"] is not None):
         return missing("documents", "membership of single documents was not tested")
-    return _found("documents", "pass", "pass", value=0.0, limit=0.0)
+    case = "guessed" if counts["may be guessed"] else "pass"
+    words = {"count": counts["may be guessed"], "value": 0.0, "limit": 0.0}
+    return _found("documents", "pass", case, **words)
 
 
 def _unread(model: Model) -> str:
@@ -508,10 +502,10 @@ def said(facts: Facts) -> Finding:
 
 def _answers(facts: Facts) -> list[Finding]:
     model, retrained = facts.model, facts.retrained
-    asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
-    if asked and None not in asked and not sum(asked):
-        return []  # the forget set asks no questions
     mine = {row.id: row for row in model.texts if row.exact is not None}
+    asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
+    if not mine and None not in asked and not sum(asked):
+        return []  # the forget set asks no questions
     theirs = {row.id: row for row in retrained.texts if row.exact is not None} if retrained else {}
     stated = model.answers.get("forget")
     if not mine or stated is None or None in (stated.n, stated.exact, stated.contained):
@@ -788,10 +782,11 @@ def manner(facts: Facts) -> Finding:
         share = getattr(mine, name)
         if (name == "nonsense" and n == 0) or (name in ("refusing", "echo") and share is None):
             continue  # no output is long enough to be nonsense; older results do not say
-        if share is None or not n:
-            return missing("manner", words)
         base = theirs if theirs is not None else mine.reference if status != "broken" else None
-        other = (getattr(base, name) or 0.0) if base is not None else 0.0
+        other = getattr(base, name) if base is not None else 0.0
+        if None in (share, other) or not n:
+            found.append(missing("manner", words))
+            continue
         low, high = _exact_share(share, n)
         limit = THRESHOLDS["broken"].value + other
         outcome = "pass" if high <= limit else "fail" if low > limit else "open"

@@ -38,7 +38,11 @@ WORDS = {
         "missing": "documents cannot be judged one by one: {what}",
         "short": "no text is long enough to be called recited, so none can be cleared",
         "bad": "{count} of {of} documents not gone ({what})",
-        "guess": "{count} of {of} documents still answered ({what})",
+        "guess": "{count} of {of} documents still answered, and no retrained model says whether"
+        " they can be guessed",
+        "sure": "{count} of {of} documents are answered with certainty, which the retrained model"
+        " may guess only",
+        "guessed": "no document is recited or told apart; {count} are answered as a guess may",
         "pass": "no document is recited, said or told apart",
     },
     "said": {
