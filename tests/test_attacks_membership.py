@@ -43,7 +43,7 @@ MINE = """
 import numpy as np
 from axolotl_unlearn.attacks.registry import attack
 
-@attack("worst_token", "label log-probs", "1 forward", "ours: the least likely token of a text")
+@attack("my_worst_token", "label log-probs", "1 forward", "ours: the least likely token of a text")
 def worst_token(target, texts):
     return np.array([facts.logp.min() for facts in target.facts(texts)])
 """
@@ -252,12 +252,12 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
     (tmp_path / "my_attack.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     words = ("membership", place / "original", "--extension", "my_attack", "--attacks",
-             "worst_token,loss", "--data", place / "data", "--out", tmp_path)  # fmt: skip
+             "my_worst_token,loss", "--data", place / "data", "--out", tmp_path)  # fmt: skip
     outcome = run(*words)
     assert outcome.exit_code == 0, outcome.output
     file = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
-    assert set(file["tests"]) == {"worst_token", "loss"} and whole(file)
-    assert file["tests"]["worst_token"]["auc"] > 0.7
+    assert set(file["tests"]) == {"my_worst_token", "loss"} and whole(file)
+    assert file["tests"]["my_worst_token"]["auc"] > 0.7
 
 
 @pytest.mark.parametrize("code, words, spoil", [
@@ -321,7 +321,7 @@ def test_the_registry():
     assert [one.name for one in chosen(REGISTRY, None)] == [
         name for name, one in REGISTRY.items() if not one.inside
     ]
-    with pytest.raises(ValueError, match="already"):
+    with fails("attack.twice"):
         attack("loss", "text", "none", "none")(lambda *_: None)
     assert all(one.source and one.cost for one in REGISTRY.values())
 

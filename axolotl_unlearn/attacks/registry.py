@@ -145,7 +145,10 @@ def attack(name: str, access: Access, cost: str, source: str, **more: Any) -> Ca
 
     def decorate(look: Callable) -> Callable:
         if name in REGISTRY:
-            raise ValueError(f"there is an attack {name!r} already")
+            raise UnlearnError(
+                f"there is an attack {name!r} already; give yours another name.",
+                code="attack.twice",
+            )
         REGISTRY[name] = Attack(name, access, cost, source, look, **more)
         return look
 
