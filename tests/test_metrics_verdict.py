@@ -248,6 +248,26 @@ def test_a_bar_is_passed_by_an_interval_not_by_a_number(low, high, expected):
     assert judge(model).status == expected
 
 
+def test_what_the_retrained_model_says_as_well_is_no_memory_but_is_said():
+    original, retrained, model = three()
+    for one in (retrained, model):
+        rows(one, "contained", [True, True])
+    found = judge(model, original, retrained)
+    assert found.good and "2 answers are said that the retrained model says" in found.sentence
+
+
+def test_texts_that_are_said_to_be_short_are_not_cleared():
+    """An entry that calls its answers nine tokens long recited nothing."""
+    original, retrained, model = three()
+    model["extraction"]["tokens"] = [9] * 80
+    found = judge(model, original, retrained)
+    assert decided(found) == ("not shown", "documents")
+    retrained["extraction"]["tokens"] = [9] * 80
+    for one in (retrained, model):
+        one["extraction"]["member"]["tokens"] = [19] * 200
+    assert "long enough" in judge(model, original, retrained).sentence
+
+
 def test_bars_follow_the_retrained_model_or_the_original():
     original, retrained = (read(Model, one) for one in three()[:2])
     assert bars(None, None) == (0.8, 0.8)

@@ -267,6 +267,9 @@ def _sentence(
         text += "" if facts.attacks else " No attack on its text or weights was run."
         if facts.retrained is not None and None in (model.weights, facts.retrained.weights):
             text += " Whether the retrained model is a copy was not checked by digests."
+        theirs = {row.id for row in facts.retrained.texts if row.said} if facts.retrained else set()
+        if both := sum(bool(row.said) and row.id in theirs for row in model.texts):
+            text += f" {both} answers are said that the retrained model says as well."
         if facts.retrained is not None and original is None:
             text += " The retrained model was not compared with the one before unlearning."
     return text + "".join(f" Not counted: {one}." for one in ignored)

@@ -450,8 +450,10 @@ def documents(facts: Facts) -> Finding:
             return missing("documents", f"{whose} {gone}")
     if facts.retrained is None and not facts.model.held:
         return missing("documents", "no held-out text says how much comes out by chance")
-    if facts.retrained is not None and facts.model.extraction.id != facts.retrained.extraction.id:
-        return missing("documents", "the retrained model was not asked for the same texts")
+    pair = (facts.model.extraction, facts.retrained and facts.retrained.extraction)
+    if pair[1] and (pair[0].id, pair[0].tokens) != (pair[1].id, pair[1].tokens):
+        what = "the retrained model was not asked for the same texts, or has another tokenizer"
+        return missing("documents", what)
     if guesses:
         return _found("documents", "open", "guess", count=guesses, of=len(lines))
     if sure := sum(line["reading"] == "may be guessed" and line["sure"] for line in lines):
