@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from axolotl.integrations.base import BasePlugin
 
 from axolotl_unlearn.config import unlearn_config
+from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sentences
 
 if TYPE_CHECKING:
@@ -49,10 +50,8 @@ class UnlearnPlugin(BasePlugin):
     def get_training_args(self, cfg: DictDefault) -> dict[str, Any] | None:
         if not _concerns_us(cfg):
             return None
-        import torch
-
         arguments: dict[str, Any] = {}
-        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        if accelerator() is None:
             arguments["use_cpu"] = True  # else `bf16: true` is refused
         if _trains(cfg):
             arguments["remove_unused_columns"] = False  # role, kind, task must reach the trainer
@@ -218,20 +217,16 @@ def _refuse_other_trainers(cfg: DictDefault) -> None:
 def _stay_on_cpu(cfg: DictDefault) -> None:
     """With several processes Axolotl maps each one's model to an accelerator, present or not; this
     hook comes after that and before the model is loaded."""
-    import torch
-
     devices = cfg.device_map.values() if isinstance(cfg.device_map, dict) else ()
-    if not torch.accelerator.is_available() and any(isinstance(d, int) for d in devices):
+    if accelerator() is None and any(isinstance(d, int) for d in devices):
         cfg.device_map = {"": "cpu"}
 
 
 def _refuse_sharding_on_cpu(cfg: DictDefault) -> None:
     """Accelerate would leave DeepSpeed out and go on with DDP, or fail at ZeRO-3's empty weights;
     Axolotl puts the parts of FSDP2 on an accelerator."""
-    import torch
-
     asked = [key for key in ("deepspeed", "fsdp_config", "fsdp") if cfg[key]]
-    if asked and not torch.accelerator.is_available():
+    if asked and accelerator() is None:
         raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: use DDP.")
 
 

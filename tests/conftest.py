@@ -158,6 +158,19 @@ def forks_on_cpu(request) -> None:
         request.getfixturevalue("forks")
 
 
+@pytest.fixture(scope="session")
+def pretended(request) -> torch.device:
+    """The pretended accelerator, which stays for the life of the process."""
+    import pretend_device
+
+    others = [one for one in request.session.items if "pretended" not in one.fixturenames]
+    if others:
+        pytest.skip(f"needs a process of its own, and {others[0].path.name} runs in this one")
+    if why := pretend_device.unavailable():
+        pytest.skip(why)
+    return pretend_device.start()
+
+
 @pytest.fixture
 def batch() -> dict[str, torch.Tensor]:
     return random_batch()

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
 #: From the lowest floor to the highest; rooms of one floor know each other.
 FLOORS = (
-    {"errors", "columns", "normal_form", "versions"},
+    {"errors", "columns", "normal_form", "versions", "device"},
     {"files"},
     {"store", "objectives", "metrics"},
     {"config", "models", "data", "engine"},

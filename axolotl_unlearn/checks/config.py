@@ -22,6 +22,7 @@ from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
+from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
@@ -495,9 +496,7 @@ def _keep_together(cfg: dict) -> None:
 
 def _cpu_settings(cfg: dict[str, Any]) -> None:
     """Without a GPU, Axolotl needs to be told; several processes would else train apart."""
-    import torch
-
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
+    if accelerator() is not None:
         return
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     defaults = {

@@ -12,6 +12,7 @@ import click
 
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option, show
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -41,9 +42,7 @@ def _rate(_: Any, parameter: click.Parameter, text: str) -> float | None:
 
 
 def device(_: Any, __: click.Parameter, given: str | None) -> str:
-    import torch
-
-    return given or ("cuda" if torch.cuda.is_available() else "cpu")
+    return device_name(given)
 
 
 def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Callable:
@@ -51,7 +50,7 @@ def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Cal
 
 
 _CONTROL = click.option("--control", help="A model that never saw the forget set, attacked alike.")
-_DEVICE = click.option("--device", callback=device, help="[default: cuda if there is one]")
+_DEVICE = click.option("--device", callback=device, help="[default: the accelerator, else cpu]")
 _DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0])
 _JOIN = _default("--join", " ", "Between input and output.", show_default="a space")
 _SEED = _default("--seed", 0)

@@ -18,7 +18,7 @@ from axolotl_unlearn.cli._options import COUNT, PATH, say, show
 @click.option("--out", type=PATH, default=Path("out/audit.json"), help="What was found, no texts.")
 @click.option("--chat", is_flag=True, help="Ask questions through the chat template.")
 @click.option("--max-new-tokens", type=COUNT, default=128)
-@click.option("--device", help="Of a folder.  [cuda where there is one, else cpu]")
+@click.option("--device", help="Of a folder.  [default: the accelerator, else cpu]")
 @click.option("--dtype", help="Of a folder.  [float32 on cpu, else the checkpoint's own]")
 def command(documents: Path, out: Path, **options: Any) -> None:
     """Say of each of DOCUMENTS whether a model says, recites or recognises it.

@@ -19,7 +19,7 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--original", help="Which model is the one before unlearning [original, memorised].")
 @click.option("--batch-size", default=64)
 @click.option("--limit", type=int, help="Only so many rows of each part, to try out.")
-@click.option("--device", help="[cuda where there is one, else cpu]")
+@click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--device-map", type=click.Choice(["auto"]), help="Spread a model over all devices.")
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")

@@ -314,7 +314,7 @@ def show(folder: Path):
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
 @click.option("--junit", "junit_file", type=PATH, help="Write junit XML.")
 @click.option("--figures", type=PATH, help="Write them as JSON.")
-@click.option("--device", help="[cuda where there is one, else cpu]")
+@click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def audit(model, requests_dir, junit_file, figures, quiet: bool, **options):

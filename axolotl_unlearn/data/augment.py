@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from axolotl_unlearn.data import checks
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_lines
 from axolotl_unlearn.store import Store, content_key, versions
@@ -202,9 +203,9 @@ class Writer:
 
             from axolotl_unlearn.models import load_model
 
-            cuda = torch.cuda.is_available()
+            place = device_name()
             self._model = load_model(
-                self.spec, dtype="auto" if cuda else torch.float32, device="cuda" if cuda else "cpu"
+                self.spec, dtype=torch.float32 if place == "cpu" else "auto", device=place
             )
         return self._model
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from axolotl_unlearn.device import may_be_pinned, pinned
+
 #: Tensor -> its version, and its values at that version.
 _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -39,19 +41,17 @@ def on_host(tensor: Tensor) -> NDArray:
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies, for all of which the host waits once."""
-    if not any(tensor.is_cuda for tensor in tensors):
+    if not any(may_be_pinned(tensor.device) for tensor in tensors):
         return [tensor.cpu() for tensor in tensors]
     copied = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-    torch.cuda.current_stream(tensors[0].device).synchronize()
+    torch.accelerator.current_stream(tensors[0].device).synchronize()
     return copied
 
 
 def to_device(values: NDArray, device: torch.device) -> Tensor:
     """A copy for which the host does not wait."""
     made = torch.from_numpy(np.asarray(values, order="C"))
-    if device.type == "cuda":
-        return made.pin_memory().to(device, non_blocking=True)
-    return made.to(device)
+    return pinned(made, device).to(device, non_blocking=True)
 
 
 def sent(values: NDArray, device: torch.device) -> Tensor:

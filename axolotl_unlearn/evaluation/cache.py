@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
@@ -36,11 +37,10 @@ class Workers:
     def __init__(self, alone: bool = False) -> None:
         self.rank, self.count, self.device = 0, 1, None
         if not alone and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            import torch
             from accelerate import PartialState
 
-            # Without a GPU it would take every process for one alone unless told to use the CPU.
-            state = PartialState(cpu=not torch.cuda.is_available())
+            # Without an accelerator it would take every process for one alone unless told so.
+            state = PartialState(cpu=accelerator() is None)
             self.rank, self.count = state.process_index, state.num_processes
             self.device = str(state.device)
 

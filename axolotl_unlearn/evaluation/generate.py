@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.device import give_memory_back
 from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import input_device
 
@@ -69,7 +70,7 @@ def generate_greedily(
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
                 raise
-            torch.cuda.empty_cache()
+            give_memory_back()
             half = len(numbers) // 2
             todo[:0] = [numbers[:half], numbers[half:]]
             continue

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from axolotl_unlearn.device import free_and_total
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
@@ -53,9 +52,8 @@ def generate(
         # It takes powers of two.
         given |= {"enable_lora": True, "max_lora_rank": 1 << (rank - 1).bit_length()}
         lora = LoRARequest(spec.name, 1, spec.adapter)
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        given["gpu_memory_utilization"] = 0.9 * free / total
+    if memory := free_and_total():
+        given["gpu_memory_utilization"] = 0.9 * memory[0] / memory[1]
     engine = LLM(spec.model, **given)
     sampling = SamplingParams(temperature=float(seed is not None), max_tokens=most, seed=seed)
     for start in range(0, len(prompts), AT_ONCE):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
 
 
@@ -15,7 +16,7 @@ class Settings:
     """How models are evaluated: whole in results.json, so that `compare` can do it again.
 
     Attributes:
-        device, dtype: Default "cuda" where there is one, else "cpu"; "float32" on a CPU, else the
+        device, dtype: Default the accelerator, else "cpu"; "float32" on a CPU, else the
             checkpoint's own.
         batch_size: The scores of half precision are the official ones with 1 only.
         join: Between input and output.
@@ -52,10 +53,8 @@ class Settings:
         Args:
             device: That of this process, of several.
         """
-        import torch
-
-        device = self.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
-        device = device.split(":")[0]
+        # Of several processes each has its own number, which is nothing of the evaluation.
+        device = self.device or device_name(device).split(":")[0]
         dtype = self.dtype or ("float32" if device == "cpu" else "auto")
         return replace(self, device=device, dtype=dtype)
 
@@ -79,7 +78,8 @@ class Settings:
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
         drawn = [self.samples, self.seed] if self.samples else []
-        how = [self.device, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
+        kind = self.device and self.device.split(":")[0]
+        how = [kind, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
         return how + drawn
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from axolotl_unlearn.device import pinned
 from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.host import on_host, sent, to_device, to_host
@@ -400,7 +401,7 @@ def _joined(values: list[Tensor], device: torch.device) -> Tensor:
     if any(v.device == device for v in values):
         return torch.cat([v.to(device) for v in values])
     joined = torch.cat(values)
-    return (joined.pin_memory() if device.type == "cuda" else joined).to(device, non_blocking=True)
+    return pinned(joined, device).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

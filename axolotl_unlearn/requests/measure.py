@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.requests.request import Request, write_json
 
 #: Retained rows whose loss is compared.
@@ -58,7 +59,6 @@ def measure(request: Request) -> None:
 
 def attack(request: Request, model: str) -> None:
     """Round the weights, train a little on retained rows, ask differently."""
-    import torch
 
     from axolotl_unlearn.attacks.prompt import prompt_attack
     from axolotl_unlearn.attacks.quantise import quantise_attack
@@ -75,7 +75,7 @@ def attack(request: Request, model: str) -> None:
         teacher_of(request),
         join="",
         max_new_tokens=ANSWER_TOKENS,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device_name(),
         quiet=True,
     )
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
@@ -113,7 +113,7 @@ def kept_losses(request: Request) -> dict[str, list[float]]:
 
     tokenizer = load_tokenizer_of(request.path("finetune.yml"))
     rows = encoded(request.folder, "retain", tokenizer)[:KEPT_ROWS]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_name()
     queries, losses = [], {}
     for row in rows:
         times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]

@@ -27,6 +27,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned, peak_bytes
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.packing import refuse_packing
@@ -93,7 +94,7 @@ class UnlearnTrainer(AxolotlTrainer):
         self.model_accepts_loss_kwargs = False
         # It reads the loss twice a micro-batch; one that is not finite ends the run (below).
         self.args.logging_nan_inf_filter = False
-        if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
+        if self.args.dataloader_pin_memory and may_be_pinned(self.args.device):
             self.accelerator.dataloader_config.non_blocking = True
 
     @AxolotlTrainer.axolotl_cfg.setter
@@ -576,9 +577,8 @@ class UnlearnTrainer(AxolotlTrainer):
     def _read_meters(self, phase: str) -> dict[str, tuple[float, float]]:
         """Sum and count of each part since the last time, in one copy from the device."""
         meters = self._meters[phase]
-        exact = torch.float32 if self.args.device.type == "mps" else torch.float64
         numbers = [
-            torch.as_tensor(x, dtype=exact, device=self.args.device)
+            torch.as_tensor(x, dtype=exact_dtype(self.args.device), device=self.args.device)
             for pair in meters.values()
             for x in pair
         ]
@@ -591,11 +591,8 @@ class UnlearnTrainer(AxolotlTrainer):
 def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
     """``cost.json``: seconds and steps of the run (after a resume: seconds since then), and the
     peak memory of the device, or of the process where there is none."""
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak)}
+    peak = peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak / 2**20)}
     write_json(folder / "cost.json", cost)
 
 
@@ -612,6 +609,6 @@ class _Logs(dict):
     def __setitem__(self, key: str, value: Any) -> None:
         if key in ("ppl", "eval_ppl"):
             return
-        if key.startswith("memory/") and not torch.cuda.is_available():
+        if key.startswith("memory/") and accelerator() is None:
             return
         super().__setitem__(key, value)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.new import passes
 from axolotl_unlearn.requests.request import Request, read_json
@@ -137,9 +138,8 @@ def _each(request: Request) -> float:
 
     from axolotl_unlearn.checks.estimate import shapes_of
 
-    device, clock = "cpu", time.process_time
-    if torch.cuda.is_available():
-        device, clock = "cuda", time.monotonic
+    device = device_name()
+    clock = time.process_time if device == "cpu" else time.monotonic
     shapes = (shape for _, shape in shapes_of(Path(str(request.facts["base"]))))
     numbers = sum(map(math.prod, shapes)) or 10**9
     size = 1024

@@ -1,0 +1,70 @@
+"""The accelerator of this machine, of whatever kind. No other module names one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Devices that take no copy from memory that is pinned for them.
+_NEVER_PINNED = ("cpu", "mps", "meta")
+
+
+def accelerator() -> torch.device | None:
+    """CUDA, ROCm, XPU, NPU, HPU or MPS, without an index; None where there is only a CPU."""
+    import torch
+
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def device_name(given: str | None = None) -> str:
+    """Where a model goes: what was asked for as it stands, else the accelerator, else "cpu"."""
+    return given or getattr(accelerator(), "type", "cpu")
+
+
+def may_be_pinned(device: torch.device) -> bool:
+    """Whether a copy from pinned memory lets the host go on."""
+    return device.type not in _NEVER_PINNED
+
+
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor where a copy to the device lets the host go on, if there is such a place."""
+    return tensor.pin_memory() if may_be_pinned(device) else tensor
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """The widest float that the device computes with."""
+    import torch
+
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def hardware() -> str:
+    """What the accelerator is called, for a record; "cpu" where there is none."""
+    found = accelerator()
+    return "cpu" if found is None else str(_ask("get_device_name") or found.type)
+
+
+def free_and_total() -> tuple[int, int] | None:
+    """Bytes of the accelerator's memory; None where that is not known."""
+    return _ask("mem_get_info")
+
+
+def peak_bytes() -> int | None:
+    """The most that tensors took on the accelerator; None where that is not known."""
+    return _ask("max_memory_allocated")
+
+
+def give_memory_back() -> None:
+    """What the accelerator keeps of freed tensors."""
+    _ask("empty_cache")
+
+
+def _ask(name: str) -> Any:
+    """Asks the accelerator's module (`torch.cuda` is one); None where it has no answer."""
+    import torch
+
+    found = accelerator()
+    asked = None if found is None else getattr(torch.get_device_module(found), name, None)
+    return None if asked is None else asked()

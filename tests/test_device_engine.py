@@ -1,0 +1,115 @@
+"""The pretended accelerator itself, and the engine on it: the numbers of the processor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pretend_device
+import pytest
+import torch
+from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
+
+from axolotl_unlearn import device
+from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
+from axolotl_unlearn.engine.host import sent
+from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.reference.base import make_reference
+
+pytestmark = pytest.mark.usefixtures("pretended")
+PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
+
+
+@pytest.mark.parametrize("other", ["cpu", "pretend:1"])
+@pytest.mark.parametrize("mixed", [
+    lambda here, there: here + there,
+    lambda here, there: here @ there.T,
+    lambda here, there: torch.cat([here, there]),
+    lambda here, there: here[0, 0] * there,
+])  # fmt: skip
+def test_tensors_of_two_devices_do_not_mix(mixed, other):
+    here, there = (torch.ones(3, 3, device=device) for device in ("pretend:0", other))
+    with pytest.raises(RuntimeError, match="all tensors to be on the same device"):
+        mixed(here, there)
+
+
+@pytest.mark.parametrize("waiting, allowed", [
+    (lambda x: x.sum().item(), lambda x: x.sum()),
+    (lambda x: bool(x.any()), lambda x: x.any()),
+    (lambda x: x.cpu(), lambda x: x.to("pretend:1")),
+    (lambda x: x.nonzero(), lambda x: x.argmax()),
+    (lambda x: x[x > 0], lambda x: x.masked_fill(x > 0, 0)),
+    (lambda x: torch.repeat_interleave(x[0].long()), lambda x: x[0].repeat(2)),
+    (lambda x: torch.tensor([1], device=x.device), lambda x: torch.ones(1, device=x.device)),
+    (
+        lambda x: torch.ones(2).to(x.device, non_blocking=True),
+        lambda x: torch.ones(2).pin_memory().to(x.device, non_blocking=True),
+    ),
+    (lambda x: torch.accelerator.synchronize(), lambda x: x.new_empty(3)),
+])  # fmt: skip
+def test_what_waits_is_counted_and_may_be_forbidden(waiting, allowed):
+    tensor = torch.ones(3, 3, device="pretend")
+    with pretend_device.watch(__file__) as seen:
+        waiting(tensor)
+    ((_, place), times) = next(iter(seen.waits.items()))
+    assert seen.total == times == 1 and Path(__file__).name in place
+    with pretend_device.watch(forbid=True) as seen:
+        allowed(tensor)
+        with pytest.raises(pretend_device.Waited, match="the host waits"):
+            waiting(tensor)
+
+
+def test_what_nobody_wrote_is_no_number_and_bytes_are_counted():
+    memory = torch.pretend
+    before = memory.memory_allocated()
+    memory.reset_peak_memory_stats()
+    made = torch.empty(1024, 256, device="pretend")
+    assert made.isnan().all().item()
+    filled = made.fill_(1).to(torch.float16) @ torch.ones(256, 8, device="pretend").half()
+    there = torch.zeros(512, 4, device="pretend:1")
+    del made
+    assert memory.memory_allocated() - before == filled.numel() * 2 and there.numel() * 4 == 8192
+    assert memory.max_memory_allocated() - before >= 1024 * 256 * 6
+    assert memory.memory_allocated(1) >= 8192 and device.peak_bytes() >= 1024 * 256 * 6
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+def steps(place: str) -> tuple[list[float], torch.Tensor, pretend_device.Watch]:
+    """Three steps of NPO + NLL + KL with LoRA, the last two of the same rows: losses, the last
+    gradient, and what the last step asked of the device."""
+    model = with_lora(tiny_llama()).to(place).train()
+    reference = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
+    reference.remember_hidden = True
+    entries, losses = entries_for(*CONFIGS), []
+    for seed in (0, 1, 1):
+        batch = random_batch(seed)
+        batch = {name: sent(v.numpy(), torch.device(place)) for name, v in batch.items()}
+        model.zero_grad()
+        with pretend_device.watch("/axolotl_unlearn/") as seen:
+            loss = step_loss(model, batch, entries, reference=reference).total
+            loss.backward()
+        losses.append(loss.item())
+    gradient = torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.requires_grad])
+    return losses, gradient, seen
+
+
+def test_a_step_is_that_of_the_processor_and_waits_for_nothing():
+    expected, gradient, _ = steps("cpu")
+    losses, found, seen = steps("pretend:0")
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(found, gradient)
+    assert seen.operations > 100 and seen.total == 0, str(seen)
+
+
+def test_no_module_but_one_names_an_accelerator():
+    named = re.compile(r"\b(cuda|xpu|npu|hpu|mps|is_cuda|is_xpu|pin_memory)\b")
+    found = {
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "device.py"
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if named.search(line.partition("#")[0]) and "dataloader_pin_memory" not in line
+    }
+    assert not found, "\n".join(sorted(found))
