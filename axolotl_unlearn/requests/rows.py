@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.config import DataArgs
+from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
-from axolotl_unlearn.data.typed import Source, encode, row_form, row_id
+from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger
@@ -395,3 +395,29 @@ def prove(request: Request, run: Steps, files: list[Path], because: str, **more:
     known = {"because": because, "weights": weights(work / "model")}
     made = {"threads": run.threads, "processes": run.processes, "device": hardware()}
     write_json(request.path(PROOF), known | more | made)
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def encoded(request: Path | str, part: str, tokenizer: Any) -> list[Typed]:
+    """The token rows of a part of a request, as its model learned (or would have learned) them.
+
+    Args:
+        request: Folder of the request.
+        part: forget, retain, heldout or judge.
+
+    Raises:
+        UnlearnError: The request has no such part.
+    """
+    from axolotl.utils.dict import DictDefault
+
+    cfg = DictDefault(read_config(Path(request) / "forget.yml"))
+    data = unlearn_config(cfg).data
+    path = Path(request) / "data" / f"{part}.jsonl"
+    return encode(read_sources(path, data), data, tokenizer, cfg, str(path))
+
+
+def load_tokenizer_of(path: Path) -> Any:
+    """The tokenizer that a config trains with: special tokens and chat template as in the run."""
+    return _loaded(path)[1]
