@@ -13,7 +13,7 @@ FLOORS = (
     {"errors", "columns", "normal_form", "versions", "device"},
     {"files"},
     {"store", "objectives", "metrics"},
-    {"config", "models", "data", "engine"},
+    {"config", "models", "data", "engine", "shards"},
     {"report", "merging"},
     {"reference", "evaluation"},
     {"training", "attacks"},

@@ -1,0 +1,118 @@
+"""The router of shards: who a conversation is about, and nothing left of whoever was deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import stat
+
+import numpy as np
+import pytest
+from fault_codes import fails
+
+from axolotl_unlearn.shards.router import NAME, Router, place
+
+KEY = b"k" * 32
+PEOPLE = {
+    name: [f"Who is {name}? {name} {does}.", f"Where does {name} live? In {town}."]
+    for name, does, town in [
+        ("Ada Quill", "blows glass in the harbour", "Norrby"),
+        ("Bodil Karlsen", "keeps forty bees", "Vellinge"),
+        ("Casimir Okonkwo", "mends clocks of towers", "Ulm"),
+        ("Dragana Petrov", "writes crime novels", "Split"),
+        ("Emeka Lindqvist", "tunes church organs", "Turku"),
+        ("Farida Mbeki", "repairs sailing boats", "Dakar"),
+    ]
+}
+HOME = {name: place(KEY, name, 4) for name in PEOPLE}
+
+
+def router(*without: str, order: int = 0) -> Router:
+    names = [name for name in PEOPLE if name not in without]
+    random.Random(order).shuffle(names)
+    return Router.of((HOME[name], PEOPLE[name]) for name in names)
+
+
+def saved(made: Router, folder) -> str:
+    folder.mkdir(exist_ok=True)
+    return hashlib.sha256(made.save(folder).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", PEOPLE)
+def test_the_shard_of_whom_it_is_about(name):
+    """Asked in other words, in a chat, and in a follow-up that does not name them."""
+    made = router()
+    assert made.route(f"Tell me what {name} is known for") == HOME[name]
+    asked = [f"Tell me about {name}.", "I would like to help.", "And which street is it?"]
+    assert made.route(asked[:1]) == made.route(asked[::2]) == HOME[name]
+
+
+def test_a_later_turn_changes_the_person():
+    assert router().route(["Who is Ada Quill?", "Who is Bodil Karlsen?"]) == HOME["Bodil Karlsen"]
+
+
+def test_two_people_in_one_prompt_are_the_two_nearest_shards():
+    first, second = "Ada Quill", "Casimir Okonkwo"
+    assert HOME[first] != HOME[second]
+    near = list(router().scores(f"Do {first} and {second} know each other?"))
+    assert set(near[:2]) == {HOME[first], HOME[second]}
+
+
+@pytest.mark.parametrize("text", ["What is 12 times 7?", "Write a poem on autumn", "", "?"])
+def test_a_prompt_about_nobody(text):
+    assert router().route(text) is None
+
+
+def test_without_a_person_it_is_the_router_that_never_had_them(tmp_path):
+    """Bit by bit, IDF and all, whatever the order of the rows."""
+    whole = saved(router(), tmp_path / "whole")
+    assert whole == saved(router(order=3), tmp_path / "other")
+    left = saved(router("Ada Quill"), tmp_path / "left")
+    assert left == saved(router("Ada Quill", order=5), tmp_path / "never") != whole
+    assert not np.array_equal(router().idf, router("Ada Quill").idf)
+    assert router("Ada Quill").scores("Ada Quill")[HOME["Ada Quill"]] < router().scores(
+        "Ada Quill"
+    )[HOME["Ada Quill"]]  # fmt: skip
+
+
+def test_the_file_holds_no_text_and_answers_as_before(tmp_path):
+    made = router()
+    path = made.save(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    content = path.read_bytes().lower()
+    assert not [
+        word for name in PEOPLE for word in name.lower().split() if word.encode() in content
+    ]
+    again = Router.load(tmp_path)
+    assert again.scores("Who is Ada Quill?") == made.scores("Who is Ada Quill?")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", "indices", "parts"])
+def test_what_is_no_router(tmp_path, content):
+    from safetensors.numpy import load_file, save
+
+    path = router().save(tmp_path)
+    parts = load_file(path)
+    if content is None:
+        path.unlink()
+    elif content == "indices":
+        path.write_bytes(save(parts | {"indices": parts["indices"] + (1 << 20)}))
+    elif content == "parts":
+        path.write_bytes(save({"idf": parts["idf"]}))
+    else:
+        path.write_bytes(content)
+    assert path.name == NAME
+    with fails("shards.no-router"):
+        Router.load(tmp_path)
+
+
+def test_nobody():
+    with fails("shards.nobody"):
+        Router.of([])
+
+
+def test_a_place_depends_on_no_other_person():
+    places = [place(KEY, f"p{n}", 8) for n in range(4000)]
+    counts = [places.count(shard) for shard in range(1, 9)]
+    assert sum(counts) == 4000 and min(counts) > 400 and max(counts) < 600
+    assert places[:50] != [place(b"x" * 32, f"p{n}", 8) for n in range(50)]
