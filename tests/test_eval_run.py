@@ -155,6 +155,17 @@ def test_rows_and_texts_are_read_whole(home, results):
     assert max(measured.answer_run) > 3 and min(measured.answer_greedy) < 1
 
 
+@pytest.mark.parametrize("given, own, taken, dtype", [
+    ("cuda:1", None, "cuda:1", "auto"), (None, "cuda:3", "cuda", "auto"),
+    ("cpu", None, "cpu", "float32"),
+])  # fmt: skip
+def test_a_device_that_is_named_is_taken(given, own, taken, dtype):
+    """`--device cuda:1` measured on cuda:0 in silence; the store knows kinds of devices alone."""
+    placed = Settings(device=given).placed(own)
+    assert (placed.device, placed.dtype) == (taken, dtype)
+    assert placed.key == Settings(device=taken.partition(":")[0]).placed(None).key
+
+
 def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     """Twenty draws of a model that half knows the rows, by an independent loop of one token at a
     time: the share of draws that say an answer is that of the model's own distribution."""
