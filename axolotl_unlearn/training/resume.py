@@ -6,18 +6,26 @@ it, since its number is the highest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 
+from axolotl_unlearn.columns import FACTS
+from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.store import content_key, file_digest
 
 LOG = logging.getLogger(__name__)
 
+#: In a checkpoint, beside what references remember: `made_of` its run.
+MADE_OF = "made-of.json"
 STATE = "trainer_state.json"  # what Trainer writes last
 _WEIGHTS = ("*.safetensors", "pytorch_model*", "adapter_model*", "global_step*")
 _OPTIMIZER = ("optimizer*", "global_step*", "pytorch_model_fsdp*")
@@ -51,6 +59,56 @@ def choose_checkpoint(cfg: Any) -> None:
     if left_out:
         begin = cfg.get("resume_from_checkpoint") or "the start"
         LOG.warning("%s; going on from %s.", "; ".join(left_out), begin)
+
+
+def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str, str]:
+    """Digests of what a run is made of, by the key that says it.
+
+    A run that goes on may differ in all else: how long it is, its learning rate, how often it
+    logs, saves and evaluates, and how a batch is cut into micro-batches and processes.
+
+    Args:
+        batch: Pairs of an optimizer step.
+    """
+    digest = hashlib.sha256()
+    for name in ("input_ids", "labels", *FACTS[:3]):
+        digest.update(json.dumps(list(rows[name][:])).encode())
+    base = Path(str(cfg.get("base_model")))
+    files = sorted(base.glob("*.safetensors")) + sorted(base.glob("pytorch_model*.bin"))
+    starts = [file_digest(file) for file in files] or [str(base)]
+    if cfg.get("lora_model_dir"):
+        adapter = Path(str(cfg.get("lora_model_dir")))
+        starts += [file_digest(file) for file in sorted(adapter.glob("adapter_model*"))]
+    without = {"audit", "chunk_mib", "padding_free", "reference_gib", "preset", "data"}
+    block = args.model_dump(mode="json", exclude=without, exclude_unset=True)
+    return {
+        "datasets": digest.hexdigest(),
+        "base_model": content_key(starts),
+        "unlearn": content_key(block),
+        "seed": content_key(cfg.get("seed"), cfg.get("data_seed")),
+        "micro_batch_size": str(batch),
+    }
+
+
+def require_same(folder: Path, now: Mapping[str, str]) -> None:
+    """Raise if the run whose checkpoint wrote ``folder`` was made of anything else.
+
+    Raises:
+        UnlearnError: Names the keys.
+    """
+    file = folder / MADE_OF
+    if not file.is_file():
+        LOG.warning("%s is missing: whether the run goes on with its own rows is not known.", file)
+        return
+    before = json.loads(file.read_text("utf-8"))
+    differ = [f"`{key}`" for key in now if before.get(key) != now[key]]
+    if differ:
+        raise UnlearnError(
+            f"the checkpoint {folder.parent} is of a run with another {', '.join(differ)}: the "
+            "steps that were done would not be done for this one. Go on with the config of that "
+            "run, or start anew: remove `resume_from_checkpoint` and give a new `output_dir`.",
+            code="resume.made-of",
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -61,6 +61,7 @@ from axolotl_unlearn.training.phases import (
     phase_at,
     restarting,
 )
+from axolotl_unlearn.training.resume import MADE_OF, made_of, require_same
 
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
 REMEMBERED = "remembered"
@@ -86,6 +87,7 @@ class UnlearnTrainer(AxolotlTrainer):
         self.extensions: Sequence[Extension] = ()
         self._step_batches: list[Batch] = []
         self._step_counts: Tensor | None = None
+        self._evaluated: dict[str, tuple[float, float]] = {}
         self._meters: dict[str, dict[str, list]] = {
             phase: defaultdict(lambda: [0.0, 0.0]) for phase in ("train", "eval")
         }
@@ -184,6 +186,14 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        given = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+        resumed = Path(given, REMEMBERED) if isinstance(given, str) else None
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        self._made_of = made_of(
+            self.axolotl_cfg, self.unlearn_args, self.train_dataset, batch * self.args.world_size
+        )
+        if resumed:
+            require_same(resumed, self._made_of)
         run = self._run()
         self.extensions = make_extensions(self.unlearn_args, run)
         if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
@@ -194,13 +204,13 @@ class UnlearnTrainer(AxolotlTrainer):
         for source, reference in self.references.items():
             if self._precomputes(source) and not reference.complete:
                 self._ask(source, reference)
-        given = kwargs.get("resume_from_checkpoint", args[0] if args else None)
-        resumed = Path(given, REMEMBERED) if isinstance(given, str) else None
         self._keep_answers(resumed)
         for one in self.extensions:
             self.add_callback(one)
             one.on_start(run, resumed)
         output = super().train(*args, **kwargs)
+        if not (self.args.load_best_model_at_end and self.state.best_model_checkpoint):
+            self._as_meant(True)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
         return output
@@ -285,7 +295,19 @@ class UnlearnTrainer(AxolotlTrainer):
                 write_json(folder / name, reference.counts())
         for one in self.extensions:
             one.on_checkpoint(out, folder)
+        if self.is_world_process_zero():
+            write_json(folder / MADE_OF, self._made_of)
+        self._as_meant(True)
         super()._save_checkpoint(model, trial)
+        self._as_meant(False)
+
+    def _as_meant(self, done: bool) -> None:
+        """Schedule-free optimizers train at other weights than those that they mean: what is saved
+        and handed over is the latter."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        switch = getattr(optimizer, "eval" if done else "train", None)
+        if callable(switch):
+            switch()
 
     def _keep_answers(self, resumed: Path | None) -> None:
         """In files beside the run; ``resumed``: where `_save_checkpoint` wrote how many it had."""
@@ -319,6 +341,22 @@ class UnlearnTrainer(AxolotlTrainer):
                 "give `test_datasets` to `axolotl train`."
             )
         return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """The loss is the weighted sum of the parts, each over all units, however rows were cut
+        into batches; checkpoints are chosen by it. Trainer's is a mean of the batches' means."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self._evaluated, phase = self._gathered("eval"), self._phase(training=False)
+        weights = phase.weights(self.state.global_step)
+        for one in self.extensions:
+            weights = one.on_weights(phase.entries, weights)
+        means = [total / max(count, 1) for total, count in map(self._part_of, phase.entries)]
+        loss = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
+        output.metrics[f"{metric_key_prefix}_loss"] = loss
+        return output
+
+    def _part_of(self, entry: Entry) -> tuple[float, float]:
+        return self._evaluated.get(entry.name, (0.0, 0.0))
 
     def _reference_of(self, entry: Entry) -> Any:
         """What answers as a `Reference` does; None if it is compared with nothing."""
@@ -556,12 +594,9 @@ class UnlearnTrainer(AxolotlTrainer):
         """Add the parts, averaged over all micro-batches and processes since the last log."""
         phase = "train" if "loss" in logs else "eval" if "eval_loss" in logs else None
         if phase:
-            local = self._read_meters(phase)
-            gathered = gather_object([local]) if self.args.world_size > 1 else [local]
+            parts = self._gathered("train") if phase == "train" else self._evaluated
             prefix = "eval_" if phase == "eval" else ""
-            for name in sorted({name for part in gathered for name in part}):
-                total = sum(part.get(name, (0.0, 0.0))[0] for part in gathered)
-                count = sum(part.get(name, (0.0, 0.0))[1] for part in gathered)
+            for name, (total, count) in sorted(parts.items()):
                 if count:
                     logs[prefix + name] = round(total / count, 6)
             for one in self.extensions if phase == "train" else ():
@@ -573,6 +608,17 @@ class UnlearnTrainer(AxolotlTrainer):
                 if (bar := getattr(callback, "training_bar", None)) is not None and not prefix:
                     bar.set_postfix(_shown(logs), refresh=False)
         super().log(_Logs(logs), start_time)
+
+    def _gathered(self, phase: str) -> dict[str, tuple[float, float]]:
+        """Sum and count of each part since the last time, over processes."""
+        local = self._read_meters(phase)
+        gathered = gather_object([local]) if self.args.world_size > 1 else [local]
+        names = {name for part in gathered for name in part}
+        nothing = (0.0, 0.0)
+        return {
+            name: tuple(sum(part.get(name, nothing)[i] for part in gathered) for i in (0, 1))
+            for name in names
+        }
 
     def _read_meters(self, phase: str) -> dict[str, tuple[float, float]]:
         """Sum and count of each part since the last time, in one copy from the device."""

@@ -1,0 +1,123 @@
+"""What a run must not do without a word: go on as another run, choose by a mean of means, save the
+weights that its optimizer does not mean."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from fault_codes import fails
+from safetensors.torch import load_file
+from test_train_axolotl import config, history, stage, train  # noqa: F401
+from torch.testing import assert_close
+
+# ruff: noqa: F811
+SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def begun(stage):
+    return train(stage, "begun", **SAVING) / "checkpoint-2"
+
+
+def other_rows(stage) -> list[dict]:
+    rows = (stage / "forget.jsonl").read_text().replace("lamp", "vase")
+    (stage / "other.jsonl").write_text(rows)
+    entries = config(stage, "x")["datasets"]
+    return [{**entries[0], "path": str(stage / "other.jsonl")}, entries[1]]
+
+
+@pytest.mark.parametrize("key", ["datasets", "unlearn", "seed", "micro_batch_size", "base_model"])
+def test_a_run_that_goes_on_as_another_is_refused(stage, begun, key, tmp_path):
+    """Its first steps would be taken for done: forget rows that were never forgotten."""
+    change: dict = {"seed": 7, "micro_batch_size": 2}
+    change |= {"unlearn": {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}}
+    if key == "datasets":
+        change["datasets"] = other_rows(stage)
+    if key == "base_model":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(stage / "base")
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.1)
+        model.save_pretrained(tmp_path / "base")
+        AutoTokenizer.from_pretrained(stage / "base").save_pretrained(tmp_path / "base")
+        change["base_model"] = str(tmp_path / "base")
+    with fails("resume.made-of"):
+        train(stage, f"as-{key}", resume_from_checkpoint=str(begun), **{key: change[key]})
+
+
+def test_a_run_that_goes_on_longer_is_the_same_run(stage, begun):
+    """So is one that cuts its batches otherwise."""
+    cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-5}
+    more = {"resume_from_checkpoint": str(begun), "max_steps": 3, **cut}
+    assert (train(stage, "longer", **more) / "adapter_model.safetensors").is_file()
+
+
+def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(stage):
+    """Batches of 1, 3 and all rows: the weighted sum of the parts, which are logged beside it."""
+    entries = config(stage, "x")["datasets"]
+    losses = []
+    for size in (1, 3, 16):
+        out = train(
+            stage, f"evaluated-{size}", test_datasets=entries, eval_batch_size=size, eval_steps=2,
+            **SAVING,
+        )  # fmt: skip
+        seen = next(entry for entry in history(out) if "eval_loss" in entry)
+        parts = {"eval_forget/npo": 0.1, "eval_retain/nll": 1.0, "eval_retain/kl": 0.5}
+        wanted = sum(weight * seen[name] for name, weight in parts.items())
+        assert seen["eval_loss"] == pytest.approx(wanted, abs=1e-4)
+        losses.append(seen["eval_loss"])
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
+
+
+def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkeypatch):
+    """Those of its `eval()`, in checkpoints and at the end, and not those of its gradients."""
+    pytest.importorskip("schedulefree")
+    from axolotl_unlearn.training.trainer import UnlearnTrainer
+
+    seen = {}
+
+    def watched(self, *args, **options):
+        output = real(self, *args, **options)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        model = self.accelerator.unwrap_model(self.model)
+        for what, switch in (("trained", optimizer.train), ("meant", optimizer.eval)):
+            switch()
+            named = ((n.replace(".default", ""), p) for n, p in model.named_parameters())
+            seen[what] = {name: p.detach().clone() for name, p in named}
+        return output
+
+    real = UnlearnTrainer.train
+    monkeypatch.setattr(UnlearnTrainer, "train", watched)
+    free = {"optimizer": "schedule_free_adamw", "learning_rate": 1e-2, "lr_scheduler": "constant"}
+    out = train(stage, "free", **SAVING | {"max_steps": 4}, **free)
+    apart = 0.0
+    for folder in (out, out / "checkpoint-4"):
+        saved = load_file(folder / "adapter_model.safetensors")
+        for name, value in saved.items():
+            known = seen["meant"][name]
+            assert_close(value, known, rtol=0, atol=1e-7)
+            apart = max(apart, (value - seen["trained"][name]).abs().max().item())
+    assert apart > 1e-4
+
+
+def test_an_objective_of_ones_own_needs_no_edit_of_the_package(stage, monkeypatch, tmp_path):
+    """A module that `unlearn.extensions` names registers it, through real Axolotl."""
+    (tmp_path / "own_objective_of_a_user.py").write_text(
+        "from axolotl_unlearn.objectives import Terms, objective\n\n"
+        "@objective('own_focal', unit='token', source='mine')\n"
+        "def focal(scores, *, gamma: float = 2.0):\n"
+        "    return Terms(scores.logp.exp().pow(gamma) * scores.logp * scores.mask)\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    block = {
+        "extensions": "own_objective_of_a_user",
+        "forget": {"objective": "own_focal", "gamma": 1.0},
+        "retain": {"objective": "nll"},
+    }
+    out = train(stage, "own", unlearn=block, **SAVING)
+    state = json.loads((out / "checkpoint-2/trainer_state.json").read_text())
+    assert any("forget/own_focal" in entry for entry in state["log_history"])
