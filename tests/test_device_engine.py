@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from axolotl_unlearn import device
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.host import sent
+from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.reference.base import make_reference
+from axolotl_unlearn.reference.level import Level
+from axolotl_unlearn.training.level import LevelledReference
 
 pytestmark = pytest.mark.usefixtures("pretended")
 PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
@@ -101,6 +105,27 @@ def test_a_step_is_that_of_the_processor_and_waits_for_nothing():
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(found, gradient)
     assert seen.operations > 100 and seen.total == 0, str(seen)
+
+
+def test_the_level_is_aimed_at_without_a_wait_for_any_row():
+    """`match` waited twelve times for every forget row."""
+    place, batch = torch.device("pretend:0"), random_batch(forget=6)
+    model = with_lora(tiny_llama()).to(place)
+    asked = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
+    batch = {name: sent(values.numpy(), place) for name, values in batch.items()}
+    level, needs = Level(), ForwardSpec(labels=label_positions(batch))
+    rows = {group: [-torch.rand(40)] for group in itertools.product((0, 1), (1, 2, 3))}
+    level.fit(rows, {group: [2 * one[0]] for group, one in rows.items()})
+    plain = asked.look_up(model, model, batch, needs).logp
+    levelled = LevelledReference(asked, level, tempered=False)
+    with pretend_device.watch("/axolotl_unlearn/") as seen:
+        found = levelled.look_up(model, model, batch, needs).logp
+    assert seen.total == 0, str(seen)
+    where = needs.labels[4]
+    group = (int(batch["kind"][4]), int(batch["task"][4]))
+    expected = level.aim(plain[4, where].cpu(), group)
+    torch.testing.assert_close(found[4, where].cpu(), expected)
+    assert not torch.equal(expected, plain[4, where].cpu())
 
 
 def test_no_module_but_one_names_an_accelerator():

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from axolotl_unlearn.device import pinned
 from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
-from axolotl_unlearn.engine.host import on_host, sent, to_device, to_host
+from axolotl_unlearn.engine.host import on_host, sent, to_host
 from axolotl_unlearn.engine.needs import (
     HEAD,
     ForwardResult,
@@ -205,7 +205,7 @@ class Reference:
         for i, key in enumerate(asked.labels):
             if key is not None:
                 known_logp[i, where[i]] = self._logp[key].numpy()
-        logp = to_device(known_logp, device)
+        logp = sent(known_logp, device)
         states = {}
         for layer, keys in asked.states.items():
             known = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.engine.host import on_host
 from axolotl_unlearn.engine.needs import ForwardResult
 from axolotl_unlearn.reference.base import row_keys
 
@@ -94,8 +95,10 @@ class HeldoutDistribution:
     def _pull(self, batch: dict[str, Tensor], rows: Tensor, features: Tensor) -> Tensor:
         """``(centre, direction)`` of rows of a batch, ``[2, R, F]``; all processes come here, also
         those without such rows, and take in what the others have."""
-        chosen = {name: batch[name][rows] for name in ("input_ids", "attention_mask", "labels")}
-        groups = [(int(batch["kind"][row]), int(batch["task"][row])) for row in rows]
+        numbers = on_host(rows)
+        known = {name: on_host(values)[numbers] for name, values in batch.items()}
+        chosen = {name: torch.from_numpy(values) for name, values in known.items()}
+        groups = list(zip(known["kind"].tolist(), known["task"].tolist(), strict=True))
         own = features.detach().double().cpu()
         for group, key, values in of_all(list(zip(groups, row_keys(chosen), own, strict=True))):
             if group in self.seen:

@@ -27,6 +27,7 @@ from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
+from axolotl_unlearn.engine.host import on_host, sent
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
@@ -78,12 +79,14 @@ class LevelledReference:
         answer = self.reference.look_up(model, unwrapped, batch, needs)
         if self.tempered:
             return replace(answer, logits=lambda x: answer.logits(x) / self.level.temperature)
-        logp = answer.logp.clone()
-        for row in needs.labels.any(-1).nonzero()[:, 0].tolist():
-            where = needs.labels[row]
-            group = (int(batch["kind"][row]), int(batch["task"][row]))
+        # On the host, which knows them all: an accelerator would be waited for in every row.
+        logp, labels = torch.from_numpy(on_host(answer.logp).copy()), on_host(needs.labels)
+        kinds, tasks = on_host(batch["kind"]), on_host(batch["task"])
+        for row in labels.any(-1).nonzero()[0].tolist():
+            where = torch.from_numpy(labels[row])
+            group = (int(kinds[row]), int(tasks[row]))
             logp[row, where] = self.level.aim(logp[row, where], group)
-        return replace(answer, logp=logp)
+        return replace(answer, logp=sent(logp.numpy(), answer.logp.device))
 
 
 def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
