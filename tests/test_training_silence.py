@@ -84,10 +84,12 @@ def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkey
         output = real(self, *args, **options)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         model = self.accelerator.unwrap_model(self.model)
+        trains = optimizer.param_groups[0]["train_mode"]
         for what, switch in (("trained", optimizer.train), ("meant", optimizer.eval)):
             switch()
             named = ((n.replace(".default", ""), p) for n, p in model.named_parameters())
             seen[what] = {name: p.detach().clone() for name, p in named}
+        (optimizer.train if trains else optimizer.eval)()
         return output
 
     real = UnlearnTrainer.train
