@@ -599,6 +599,8 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["augment", "idk", str(good), "--out", "augmented/idk.jsonl"],
         ["augment", "alternatives", *little, "augmented/alternatives.jsonl",
          "--temperature", "9"],
+        ["audit", str(home / "data/forget.jsonl"), "--model", model, "--out", "audit.json",
+         "--max-new-tokens", "4"],
         ["eval", "--compare", model, other, *data, "--out", "texts"],
         ["eval", "nowhere", *data],
         ["eval", model, "--data", str(home)],

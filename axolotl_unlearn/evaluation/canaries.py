@@ -58,8 +58,8 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
             code="canaries.tossed",
         )
     coins = [bool(secrets.randbits(1)) for _ in given]
-    declare(Path(out), train, "texts", [train])
-    declare(Path(out), key, "texts", [key])
+    declare(Path(out), train, "texts", [Path(rows)])
+    declare(Path(out), key, "texts", [Path(rows)])
     write_lines(train, [row for row, coin in zip(given, coins, strict=True) if coin])
     write_lines(key, [row | {COIN: coin} for row, coin in zip(given, coins, strict=True)])
     return train, key
