@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +12,24 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from test_requests_new import ADA_ROWS, TRAIN, config, people, preferences, write
+from fault_codes import fails
+from test_requests_new import ADA_ROWS, TRAIN, chat, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import bound
+from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Request, weights
+from axolotl_unlearn.requests.repeat import repeat
+from axolotl_unlearn.requests.request import Request, weights, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import retrain, way_of
@@ -55,58 +63,141 @@ def train(made: Request, way: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lora", "full with a split", "preferences"])
+@pytest.mark.parametrize("kind", ["lora", "preferences"])
 def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kind):  # noqa: F811
-    """Copies of a row go with it; rows that were held out stay so."""
+    """Copies of a row go with it."""
     rows = [*TRAIN[:18], TRAIN[1]]
     left = [row for row in rows if row["id"] != "ada-quill"]
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
     settings["dataset_prepared_path"] = str(tmp_path / "prepared")
-    wanted, held = ADA_ROWS, None
+    wanted = ADA_ROWS
     if kind == "lora":
         settings |= LORA | {"output_dir": str(home / "base"), "save_strategy": "epoch"}
-    elif kind == "preferences":
+    else:
         settings = config(home, **{"sample_packing": False, **preferences(tmp_path), **FEW})
         wanted = Wanted(contains=["Bo1 Berg1 keeps"])
         lines = Path(settings["datasets"][0]["path"]).read_text().splitlines()
         left = [json.loads(line) for line in lines if "Bo1 Berg1 keeps" not in line]
         assert len(left) == len(lines) - 1
-    else:
-        del settings["test_datasets"]
-        settings["val_set_size"] = 4
-        held = 4
     path = tmp_path / "finetune.yml"
     path.write_text(yaml.safe_dump(settings))
     options = Options(model=home / "tuned")
-    if held:
-        options = Options(
-            model=home / "tuned", heldout=write(tmp_path / "h.jsonl", people(200, 40))
-        )
     made = new_request(path, tmp_path / "requests" / "r", wanted, options).request
     found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
     assert shown["weights"] == found
     assert shown["compared"] is (kind == "lora")
     assert made.way["base"] == (str(home / "base") if kind == "lora" else None)
-    if held:
-        from axolotl_unlearn.data.typed import row_id
-        from axolotl_unlearn.requests.rows import trained_rows
-
-        learned = {one.id for one in trained_rows(path).rows}
-        split = [row for row in left if row_id(row) not in learned]
-        left = [row for row in left if row_id(row) in learned]
-        assert made.way["rows"]["trained"] == len(left)
-        test = write(tmp_path / "split.jsonl", split)
-        entry = settings["datasets"][0] | {"path": str(test), "split": "train"}
-        settings["test_datasets"] = [entry]
-        del settings["val_set_size"]
     settings["datasets"][0]["path"] = str(write(tmp_path / "without.jsonl", left))
-    settings |= {
-        "output_dir": str(tmp_path / "plain"),
-        "dataset_prepared_path": str(tmp_path / "p"),
-    }
-    assert plain(tmp_path / "plain.yml", settings) == found
+    assert plainly(tmp_path, settings) == found
+    if kind == "lora":
+        repeated(made, home, tmp_path)
+
+
+def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
+    """From the record, base and rows elsewhere; of other rows or another base it is refused."""
+    rows, base = folder / "rows-read", folder / "base-elsewhere"
+    shutil.copytree(made.path("work", "rows"), rows)
+    shutil.copytree(home / "base", base)
+    words = ["request", "verify", str(made.folder), "--repeat"]
+    for more in (["--rows", str(rows), "--base", str(base)], []):
+        said = CliRunner().invoke(unlearn, [*words, *more])
+        assert "ends with the weights of the record, by SHA-256" in said.output, said.output
+    (rows / "train-0.jsonl").write_text("".join(
+        reversed((rows / "train-0.jsonl").read_text().splitlines(keepends=True))
+    ))  # fmt: skip
+    with fails("requests.changed-rows"):
+        repeat(made.folder, base, rows)
+    with fails("requests.changed-base"):
+        repeat(made.folder, home / "tuned")
+
+
+def plainly(folder: Path, settings: dict) -> dict[str, dict[str, str]]:
+    """The plain run of a config, in places of its own."""
+    places = {"output_dir": str(folder / "plain"), "dataset_prepared_path": str(folder / "p")}
+    return plain(folder / "plain.yml", settings | places)
+
+
+def split_by_axolotl(path: Path, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Rows that Axolotl itself trains on and tests on, by what they say of whom."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets
+    from data_tokenizers import byte_tokenizer
+
+    made = load_datasets(cfg=load_cfg(str(path)))
+    sides = []
+    for side in (made.train_dataset, made.eval_dataset):
+        texts = [byte_tokenizer().decode(row["input_ids"]) for row in side]
+        sides.append([text.split("assistant\n")[1] for text in texts])
+    answers = [row["messages"][1]["content"] for row in rows]
+    parts: tuple[list[dict], list[dict]] = ([], [])
+    for row, answer in zip(rows, answers, strict=True):
+        number = next(n for n, side in enumerate(sides) if any(answer in one for one in side))
+        sides[number].remove(next(one for one in sides[number] if answer in one))
+        parts[number].append(row)
+    return parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, forks, seed):  # noqa: F811
+    """One of her rows was in the split, and stayed in the retraining's test file and in the next
+    training's rows; a copy of a row may lie on either side."""
+    rows = [*TRAIN[:18], *TRAIN[:3], TRAIN[5]]
+    settings = config(home, sample_packing=False, **FEW | {"seed": seed}, val_set_size=8)
+    del settings["test_datasets"]
+    settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
+    settings["dataset_prepared_path"] = str(tmp_path / "prepared")
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(settings))
+    options = Options(model=home / "tuned")
+    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS, options).request
+    found = train(made, "retrain")
+    sides = split_by_axolotl(path, rows)
+    hers = [[row for row in side if row["id"] == "ada-quill"] for side in sides]
+    assert hers[0] and hers[1], "draw another seed"
+    ids = [{row_id(row) for row in side} for side in hers]
+    assert made.facts["counts"]["forget"] == len(ids[0])
+    assert made.facts["counts"]["tested"] == len(ids[1] - ids[0])
+    removed = {"trained": len(sides[0]) - len(hers[0]), "removed": len(hers[0])}
+    assert made.way["rows"] == removed | {"removed_tested": len(hers[1])}
+    left = [[row for row in side if row["id"] != "ada-quill"] for side in sides]
+    entry = settings["datasets"][0]
+    train_entry = entry | {"path": str(write(tmp_path / "train.jsonl", left[0]))}
+    test_entry = entry | {"path": str(write(tmp_path / "test.jsonl", left[1])), "split": "train"}
+    of_files = {"datasets": [train_entry], "test_datasets": [test_entry], "val_set_size": 0}
+    assert plainly(tmp_path, settings | of_files) == found
+    for file in made.path("work", "rows").iterdir():
+        assert "Quill" not in file.read_text()
+
+
+def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
+    """Counted, removed from the test file, on the list of what must not be learned again."""
+    from axolotl_unlearn.data.suppression import Suppression
+    from axolotl_unlearn.requests.rows import deleted_rows, every_row
+
+    hers = chat("ada-2", "Whose bees?", "Those of Ada Quill, who keeps them at 12 Rope Walk.")
+    settings = config(home, sample_packing=False, **FEW)
+    settings["test_datasets"][0]["path"] = str(write(tmp_path / "t.jsonl", [*people(100, 5), hers]))
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(settings))
+    wanted = Wanted(people=["Ada Quill"])
+    made = new_request(path, tmp_path / "requests" / "r", wanted).request
+    assert (made.facts["counts"]["forget"], made.facts["counts"]["tested"]) == (3, 1)
+    way = retrain.prepare(made)
+    assert way["rows"]["removed_tested"] == 1
+    assert all("Quill" not in one.read_text() for one in made.path("work", "rows").iterdir())
+    ledger = Ledger(tmp_path / "requests")
+    model = {"path": "r/model", "digest": None, "base": None}
+    ledger.append("accepted", "r", record="0" * 64, model=model, good=True)
+    listed = Suppression.read(suppress(tmp_path / "requests")[0])
+    assert listed.holds(hers) and not listed.holds(people(100, 1)[0])
+    every = every_row(settings, "test_datasets")
+    assert deleted_rows(tmp_path / "requests", every) == {row_id(hers)}
+    alone = Wanted(where=[("id", "ada-2")])
+    with fails("requests.tested-alone"):
+        new_request(path, tmp_path / "others" / "s", alone)
 
 
 RETRAIN = (
@@ -203,6 +294,139 @@ def test_two_processes_end_with_the_same_weights(home, tmp_path, monkeypatch):  
     }
     words = ["torchrun", "--", "--standalone", "--nproc_per_node=2"]
     assert plain(tmp_path / "plain.yml", settings, *words) == proof["weights"]
+
+
+# -- what an exact training stands on --------------------------------------------------------------
+
+
+def bound_home(home: Path, folder: Path) -> dict:  # noqa: F811
+    """A base and a folder data set that a test may change; the config's settings."""
+    for name in ("base", "tuned"):
+        shutil.copytree(home / name, folder / name)
+    (folder / "rows").mkdir()
+    write(folder / "rows" / "part-0.jsonl", TRAIN[:18])
+    settings = config(folder, sample_packing=False, **FEW)
+    kind = settings["datasets"][0] | {"path": str(folder / "rows"), "split": "train"}
+    kind.pop("ds_type")
+    test = write(folder / "test.jsonl", people(100, 5))
+    settings["test_datasets"][0]["path"] = str(test)
+    return settings | {"datasets": [kind]}
+
+
+def replace_base(folder: Path) -> None:
+    path = folder / "base" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def replace_tokenizer(folder: Path) -> None:
+    path = folder / "base" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"new": 1}))
+
+
+def add_a_row(folder: Path) -> None:
+    write(folder / "rows" / "part-1.jsonl", people(300, 1))
+
+
+def turn_the_rows(folder: Path) -> None:
+    write(folder / "rows" / "part-0.jsonl", TRAIN[17::-1])
+
+
+def add_a_test_row(folder: Path) -> None:
+    write(folder / "test.jsonl", people(100, 6))
+
+
+def edit_the_config(folder: Path) -> None:
+    path = folder / "requests" / "r" / "finetune.yml"
+    path.write_text(path.read_text().replace("num_epochs: 2", "num_epochs: 3"))
+
+
+CHANGES = [
+    (replace_base, "requests.changed-base"),
+    (replace_tokenizer, "requests.changed-base"),
+    (add_a_row, "requests.changed-rows"),
+    (turn_the_rows, "requests.changed-rows"),
+    (add_a_test_row, "requests.changed-rows"),
+    (edit_the_config, "requests.changed-config"),
+    ("another package", "requests.changed-versions"),
+]
+
+
+@pytest.mark.parametrize("when", ["new to run", "run to training", "training to hand-over"])
+@pytest.mark.parametrize(("change", "code"), CHANGES)
+def test_what_it_stands_on_may_not_change(home, tmp_path, monkeypatch, change, code, when):  # noqa: F811
+    """It trained without a word on another base, and on a row that was added to a folder; the
+    record said exact and named neither."""
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(bound_home(home, tmp_path)))
+    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    if when != "new to run":
+        write_json(made.path("way.json"), retrain.prepare(made))
+        retrain.require(made)
+    if callable(change):
+        change(tmp_path)
+    else:
+        monkeypatch.setattr(bound, "versions", lambda: {"axolotl": "0"})
+    if when == "new to run":
+        with fails(code) as fault:
+            retrain.prepare(made)
+        assert "make the request again" in str(fault.value)
+    elif code == "requests.changed-rows":
+        retrain.require(made)  # what is read was written before: the files of the run count
+        write(next(made.path("work", "rows").glob("train-*")), people(300, 1))
+        with fails(code):
+            retrain.require(made)
+    else:
+        with fails(code):
+            retrain.require(made)
+
+
+def test_a_base_that_may_have_read_the_rows_is_refused(home, tmp_path):  # noqa: F811
+    from axolotl_unlearn.requests.ways.plan import plan
+
+    settings = bound_home(home, tmp_path)
+    cases = {
+        "begins-with-an-adapter": settings | {"lora_model_dir": "somewhere"} | LORA,
+        "base-is-an-adapter": settings | {"base_model": str(tmp_path / "with-adapter")},
+        "base-has-read": settings | {"base_model": str(tmp_path / "copy")},
+    }
+    shutil.copytree(home / "base", tmp_path / "with-adapter")
+    (tmp_path / "with-adapter" / "adapter_config.json").write_text("{}")
+    shutil.copytree(home / "tuned", tmp_path / "copy")
+    for name, given in cases.items():
+        path = tmp_path / f"{name}.yml"
+        path.write_text(yaml.safe_dump(given))
+        made = new_request(path, tmp_path / name / "r", ADA_ROWS).request
+        with fails(f"requests.{name}"):
+            retrain.prepare(made)
+        closed = next(one.closed for one in plan(made) if one.way == "retrain")
+        assert "--way match" in closed
+
+
+def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  # noqa: F811
+    """Both ended exact, and the current model was trained on the row that the other deleted."""
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(bound_home(home, tmp_path)))
+    requests = tmp_path / "requests"
+    first = new_request(path, requests / "b", ADA_ROWS).request
+    second = new_request(path, requests / "c", Wanted(where=[("id", "p3")])).request
+    monkeypatch.setattr(request_module, "LOCK_SECONDS", 0.1)
+    with request_module.held(requests), fails("requests.held"):
+        running.run_request(second.folder, way="retrain")
+    # Where there are no locks: its rows were written before the first was carried out.
+    write_json(second.path("way.json"), retrain.prepare(second))
+    assert any("Quill" in one.read_text() for one in second.path("work", "rows").iterdir())
+    model = {"path": "b/model", "digest": None, "base": None}
+    Ledger(requests).append("accepted", "b", record="0" * 64, model=model, good=True)
+    with fails("requests.overtaken"):
+        retrain.require(second)
+    with fails("requests.overtaken"):
+        running.hand_over(second)
+    way = retrain.prepare(second)
+    assert way["without"] == ["b"] and way["rows"]["removed"] == 4
+    assert not any("Quill" in one.read_text() for one in second.path("work", "rows").iterdir())
+    assert first.folder.is_dir()
 
 
 # -- what a way costs -----------------------------------------------------------------------------

@@ -463,7 +463,13 @@ def export(folder: Path, out: Path, subject: str | None, key: Path | None, **giv
 @click.option("--model", help="Where the model is now: a folder or base+adapter.  [as recorded]")
 @click.option("--public-key", type=PATH, help="PEM file of who signed it.")
 @click.option("--head", type=PATH, help="Copy of ledger.head, or an export, kept elsewhere.")
-def verify(folder: Path, model: str | None, public_key: Path | None, head: Path | None):
+@click.option("--repeat", is_flag=True, help="Train again, and compare the weights.")
+@click.option("--base", type=PATH, help="Of --repeat: the base model.  [as recorded]")
+@click.option("--rows", type=PATH, help="Of --repeat: folder of the rows that were read.")
+def verify(
+    folder: Path, model: str | None, public_key: Path | None, head: Path | None, repeat: bool,
+    base: Path | None, rows: Path | None,
+):  # fmt: skip
     """Compare ledger, record, model, data and signature of the request in FOLDER.
 
     FOLDER may be the file that `request export` wrote. Exit code 0: all is as the owner of the key
@@ -477,6 +483,10 @@ def verify(folder: Path, model: str | None, public_key: Path | None, head: Path 
         found = export.verify_export(folder, model, public_key)
     else:
         found = verify(folder, model, public_key, head and export.kept_head(head))
+    if repeat:
+        from axolotl_unlearn.requests.repeat import repeat as trained_again
+
+        found.says.append(trained_again(folder, base, rows))
     facts = {part: getattr(found, part) for part in ("signature", "model", "files", "ledger")}
     return Answer(facts | {"says": found.says}, found.says, exit=found.exit)
 

@@ -24,7 +24,7 @@ from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read
 from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.request import Request, digest, read_json, write_json
-from axolotl_unlearn.requests.rows import entries, read_config
+from axolotl_unlearn.requests.rows import DELETED, entries, read_config
 from axolotl_unlearn.requests.search import Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verify import verify
@@ -61,10 +61,10 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
     config = read_config(request.path("finetune.yml"))
-    kept = [path for path in sorted((folder / "data").glob("*.jsonl")) if path.stem != "forget"]
-    texts = Texts.of(
-        row_texts(request.rows("forget")), [text for path in kept for text in row_texts(path)]
-    )
+    deleted, kept = [], []
+    for path in sorted((folder / "data").glob("*.jsonl")):
+        (deleted if path.stem in DELETED else kept).extend(row_texts(path))
+    texts = Texts.of(deleted, kept)
     # A config that writes to the working folder owns nothing of what lies there.
     shared = {
         Path.home(),

@@ -6,10 +6,13 @@ Scores are kept by content below ``work/``, so that after a stop nothing is meas
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from axolotl_unlearn.device import device_name
+from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests.request import Request, write_json
+from axolotl_unlearn.requests.rows import read_config
 
 #: Retained rows whose loss is compared.
 KEPT_ROWS = 100
@@ -39,7 +42,8 @@ def measure(request: Request) -> None:
     if matched:
         write_json(request.path("eval", "kept.json"), kept_losses(request))
     models = [f"before={request.before}", model]
-    models += [f"teacher={teacher_of(request)}"] if matched else []
+    # What the rows are like to a model that never saw them: the teacher, or the base.
+    models += [f"teacher={teacher_of(request)}"] if matched else list(_base(request))
     options = Options(
         out_dir=request.path("eval"),
         original="before",
@@ -55,6 +59,14 @@ def measure(request: Request) -> None:
     audited = audit_requests(under_work(request), request.folder.parent)
     # A record repeats it, and has no path of this machine.
     write_json(earlier, audited.to_json() | {"model": "after"})
+
+
+def _base(request: Request) -> Iterator[str]:
+    """The base of an exact way, if there is one with weights and it is not the model before."""
+    base = str(request.facts["base"])
+    found = any(name.endswith((".safetensors", ".bin")) for name in bound.base(base))
+    if found and not read_config(request.path("finetune.yml")).get("reinit_weights"):
+        yield f"base={base}"
 
 
 def attack(request: Request, model: str) -> None:

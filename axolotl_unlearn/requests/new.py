@@ -17,6 +17,7 @@ from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import check_room, private_folder
 from axolotl_unlearn.models import parse_models
+from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests.choose import (
     Offered,
     Subject,
@@ -43,6 +44,7 @@ from axolotl_unlearn.requests.rows import (
     encoded,
     load_tokenizer_of,
     read_config,
+    remaining,
     trained_rows,
 )  # fmt: skip
 from axolotl_unlearn.requests.search import words
@@ -129,27 +131,38 @@ def new_request(
     folder = Path(before["adapter"] or before["model"])
     check_room(out, MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     trained = trained_rows(config_path)
-    whose = shares(options.subjects, trained.rows)
-    named = choose(trained.rows, wanted)
+    every = [*trained.rows, *trained.heldout]
+    whose = shares(options.subjects, every)
+    named = choose(every, wanted)
     taken = {row.id for row in named.rows}
     # Rows of earlier requests may be chosen again, but never kept.
-    gone = deleted_rows(out.parent, trained.rows)
-    others = [row for row in trained.rows if row.id not in taken | gone]
+    gone = deleted_rows(out.parent, every)
+    others = [row for row in every if row.id not in taken | gone]
     offered = offer(named.rows, others, wanted)
     mentioned = {name for ids in offered.mentions.values() for name in ids}
     more = {*(offered.near if options.with_near else ())}
     more |= mentioned if options.with_mentions else set()
-    kept = [row for row in others if row.id not in more]
+    learned, chosen = {row.id for row in trained.rows}, taken | more
+    kept = [row for row in others if row.id in learned - more]
     if not kept:
-        raise UnlearnError("with the offered rows no row would be kept; choose fewer.")
-    forget = [row for row in trained.rows if row.id in taken | more]
+        raise UnlearnError(
+            "with the offered rows no row would be kept; choose fewer.", code="requests.none-kept"
+        )
+    forget = [row for row in trained.rows if row.id in chosen]
+    tested = [row for row in trained.heldout if row.id in chosen]
+    if not forget:
+        raise UnlearnError(
+            f"{config_path}: the {len(tested)} chosen rows stand in validation data alone (the "
+            "validation split, `test_datasets`), which the model has not learned: remove them from "
+            "those files.",
+            code="requests.tested-alone",
+        )
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
-    unseen, limits = _heldout(trained, forget, wanted, options.heldout)
-    random.Random(f"{seed}/heldout").shuffle(unseen)
-    half = len(unseen) // 2
-    parts = {"forget": forget, "retain": retain, "heldout": unseen[:half], "judge": unseen[half:]}
-    paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
+    unseen = [row for row in trained.heldout if row.id not in chosen | gone]
+    level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
+    parts = {"forget": forget, "tested": tested, "retain": retain}
+    parts |= {"heldout": level, "judge": judge}
     documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
     files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
     try:
@@ -179,8 +192,8 @@ def new_request(
             "counts": {name: len(rows) for name, rows in parts.items()}
             | {"documents": len(documents), "trained": len(trained.rows)},
             "digests": {name: digest(path) for name, path in files.items()}
-            | {"prepared": trained.digest}
-            | {"datasets": {str(path): digest(path) for path in paths if path.is_file()}},
+            | {"prepared": trained.digest},
+            "bound": bound.facts(config, remaining(config_path, config, trained.learned)),
             "root": os.path.relpath(Path.cwd(), out),
             "after_request": accepted[-1]["request"] if accepted else None,
             "limits": [*trained.limits, *limits],
@@ -242,10 +255,23 @@ def model_before(
 
 
 def _heldout(
-    trained: Trained, forget: Sequence[Source], wanted: Wanted, path: Path | None
-) -> tuple[list[Source], list[str]]:
-    """Rows that the model never saw, without those that say what is to be forgotten."""
-    rows = trained.heldout
+    trained: Trained,
+    unseen: Sequence[Source],
+    forget: Sequence[Source],
+    wanted: Wanted,
+    path: Path | None,
+    seed: int,
+) -> tuple[list[Source], list[Source], list[str]]:
+    """Rows that the model never saw: those that set the level, those that judge, and what is not
+    claimed. Of fewer than `LEAST_HELDOUT` all judge; the report says what they could have found.
+
+    Args:
+        unseen: Those of the config; ``path``: a file of others.
+
+    Raises:
+        UnlearnError: Rows of ``path`` are in the training data.
+    """
+    rows = list(unseen)
     if path is not None:
         given = [Source(row_id(row), row, forget[0].entry) for _, row in read_rows(path)]
         rows = list({row.id: row for row in given}.values())
@@ -253,24 +279,29 @@ def _heldout(
         if seen := [row.id for row in rows if row_form(row.row) in known]:
             raise UnlearnError(
                 f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "
-                f"first is {seen[0]}); give rows that the model never saw."
+                f"first is {seen[0]}); give rows that the model never saw.",
+                code="requests.heldout-seen",
             )
-    if not rows:
-        return [], [
+    same = offer(forget, rows, wanted, pairs=False).ids if rows else set()
+    left = [row for row in rows if row.id not in same]
+    limits = []
+    if same:
+        limits.append(f"{len(same)} held-out rows that say what is to be forgotten were left out")
+    if not left:
+        limits.append(
             "there are no held-out rows (validation split, `test_datasets` or --heldout), so "
             "nothing is known of the level of text that was never seen: whether the rows can still "
             "be told from it is not claimed"
-        ]
-    same = offer(forget, rows, wanted).ids
-    left = [row for row in rows if row.id not in same]
-    if len(left) < LEAST_HELDOUT:
-        less = f" ({len(same)} more say what is to be forgotten)" if same else ""
-        raise UnlearnError(
-            f"there are {len(left)} held-out rows{less}, too few to tell anything: at least "
-            f"{LEAST_HELDOUT} are needed; give them with --heldout, or none at all."
         )
-    note = [f"{len(same)} held-out rows that say what is to be forgotten were left out"]
-    return left, note if same else []
+    elif len(left) < LEAST_HELDOUT:
+        limits.append(
+            f"{len(left)} held-out rows are few: `match` has no level to stop at, and one row that "
+            f"stands out is found only with {LEAST_HELDOUT // 2 - 1} that judge (an exact way "
+            "needs none)"
+        )
+    random.Random(f"{seed}/heldout").shuffle(left)
+    half = len(left) // 2 if len(left) >= LEAST_HELDOUT else 0
+    return left[:half], left[half:], limits
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:

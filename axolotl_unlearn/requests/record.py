@@ -263,6 +263,7 @@ def _predicate(
             "created": facts["created"],
             "recorded": now(),
             "counts": facts.get("counts", {}),
+            "tested": [ledger.keyed(row["id"]) for row in _rows(request.rows("tested"))],
             # How the rows were chosen names people: counts stay, whatever is text is keyed.
             "chosen": {
                 name: value
@@ -313,6 +314,10 @@ def _named(base: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A base model by its name alone where it is a folder: no path of this machine."""
     name = base and str(base.get("name"))
     return base and dict(base) | {"name": Path(name).name if Path(name).is_dir() else name}
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_json_lines(path) if path.is_file() else []
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:

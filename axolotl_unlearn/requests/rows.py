@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,9 @@ from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
-from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.request import Request, weights, write_json, write_lines
-from axolotl_unlearn.requests.steps import Steps
-from axolotl_unlearn.requests.ways import PROOF
+from axolotl_unlearn.requests.request import Request, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -71,20 +69,31 @@ def row_types(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in entry.items() if k not in PLACE} for entry in entries]
 
 
-def training_rows(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
-    """Every row of the datasets, each once: equal rows have one id.
+def every_row(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
+    """The rows of the datasets in their order, and as often as they stand there.
 
     Raises:
         UnlearnError: No dataset, or one that cannot be read.
     """
-    rows: dict[str, Source] = {}
     given = entries(config, key)
     if not given:
-        raise UnlearnError(f"the config has no `{key}`; give the config that made the model.")
-    for number, entry in enumerate(given):
-        for row in _rows_of(entry, f"{key}[{number}]"):
-            rows.setdefault(row_id(row), Source(row_id(row), row, number))
-    return list(rows.values())
+        raise UnlearnError(
+            f"the config has no `{key}`; give the config that made the model.",
+            code="requests.no-datasets",
+        )
+    return [
+        Source(row_id(row), row, number)
+        for number, entry in enumerate(given)
+        for row in _rows_of(entry, f"{key}[{number}]")
+    ]
+
+
+def once(rows: Iterable[Source]) -> list[Source]:
+    """Each once: equal rows have one id."""
+    found: dict[str, Source] = {}
+    for row in rows:
+        found.setdefault(row.id, row)
+    return list(found.values())
 
 
 def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -123,6 +132,7 @@ class Trained:
     Attributes:
         rows: Rows that it learned.
         heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
+        learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         digest: SHA-256 over the prepared token rows.
         limits: Sentences: what could not be checked.
@@ -130,6 +140,7 @@ class Trained:
 
     rows: list[Source]
     heldout: list[Source]
+    learned: list[bool]
     types: list[dict[str, Any]]
     digest: str
     limits: list[str] = field(default_factory=list)
@@ -145,15 +156,15 @@ def trained_rows(path: Path) -> Trained:
         UnlearnError: The config or its data, or data that have changed since the run.
     """
     config = read_config(path)
-    rows = training_rows(config)
-    given = entries(config)
+    every = every_row(config)
+    rows, given = once(every), entries(config)
     limits: list[str] = []
     heldout: list[Source] = []
     if config.get("test_datasets"):
         learned = {one.id for one in rows}
         heldout = [
             replace(one, entry=one.entry + len(given))
-            for one in training_rows(config, "test_datasets")
+            for one in once(every_row(config, "test_datasets"))
             if one.id not in learned
         ]
         given = given + entries(config, "test_datasets")
@@ -173,31 +184,38 @@ def trained_rows(path: Path) -> Trained:
                 f"{path}: `val_set_size` with `rl` or `pretraining_dataset`: which rows were held "
                 "out cannot be told; name them in `test_datasets`."
             )
-        return Trained(rows, heldout, types, "", limits)
+        return Trained(rows, heldout, [True] * len(every), types, "", limits)
     cfg, tokenizer = _loaded(path)
-    tokens = encode(rows, DataArgs(rows=types), tokenizer, cfg, str(path))
-    keys = [_token_key(row.input_ids, row.labels) for row in tokens]
+    keys: dict[int, list[bytes]] = {}
+    for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
+        keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
     train, test, kept = _prepared(cfg, tokenizer)
     if kept is None:
         limits.append(
             "the prepared rows of the training run are gone, so that the data files are unchanged "
             "since then was not checked"
         )
-    elif strange := len((train | test) ^ set(keys)):
+    elif strange := len({*train, *test} ^ {key for own in keys.values() for key in own}):
         raise UnlearnError(
             f"{path}: {strange} prepared rows of the run that made the model ({kept}) differ from "
             "what the data files say now, so the model was made from other data; give the data of "
             "then."
         )
-    if not config.get("test_datasets"):
-        inside, outside = (
-            {row.number for row, key in zip(tokens, keys, strict=True) if key in side}
-            for side in (train, test)
-        )
-        heldout = [rows[i] for i in sorted(outside - inside)]
-        rows = [rows[i] for i in sorted(inside)]
     digest = hashlib.sha256(b"".join(sorted(train))).hexdigest()
-    return Trained(rows, heldout, types, digest, limits)
+    # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
+    # part is. What it drops it drops again.
+    learned = []
+    for number in range(len(every)):
+        own = keys.get(number, [])
+        learned.append(not own or any(train[key] > 0 for key in own))
+        if learned[-1] and not cfg.dataset_exact_deduplication:
+            train.subtract(own)
+    if not config.get("test_datasets"):
+        rows = once(every[number] for number in keys if learned[number])
+        known = {one.id for one in rows}
+        heldout = [one for one in once(every[n] for n in keys if not learned[n])
+                   if one.id not in known]  # fmt: skip
+    return Trained(rows, heldout, learned, types, digest, limits)
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
@@ -221,7 +239,7 @@ def _loaded(path: Path) -> tuple[Any, Any]:
     return cfg, load_tokenizer(cfg)
 
 
-def _prepared(cfg: Any, tokenizer: Any) -> tuple[set[bytes], set[bytes], Path | None]:
+def _prepared(cfg: Any, tokenizer: Any) -> tuple[Counter[bytes], Counter[bytes], Path | None]:
     """Token rows learned and held out, by Axolotl; and its folder where the run has left it."""
     from axolotl.utils.data.sft import _load_and_prepare_datasets
     from axolotl.utils.data.shared import (
@@ -242,7 +260,7 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[set[bytes], set[bytes], Path | 
                 )
             cfg.dataset_prepared_path = folder
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
-        sides = [{_token_key(r["input_ids"], r["labels"]) for r in side or ()}
+        sides = [Counter(_token_key(r["input_ids"], r["labels"]) for r in side or ())
                  for side in (train, test)]  # fmt: skip
     return *sides, kept if there else None
 
@@ -264,14 +282,18 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"seed": SEED} | {key: v for key, v in kept.items() if v is not None} | more
 
 
-def remaining(path: Path, config: Mapping[str, Any]) -> tuple[Parts, Parts]:
+def remaining(
+    path: Path, config: Mapping[str, Any], learned: Sequence[bool] | None = None
+) -> tuple[Parts, Parts]:
     """The rows that a config trains on and those that it tests on.
 
     Rows stand in their order and as often as in the user's files. A validation split is kept as it
-    was drawn: drawn again without some it would hold out others, which were trained on.
+    was drawn: drawn again without some it would hold out others, which were trained on. So a run
+    without a row is one on the two sides of the split, each without it.
 
     Args:
         path: The config's file, which Axolotl reads to find the rows that it held out.
+        learned: Of `trained_rows`, where it is known.
 
     Raises:
         UnlearnError: Data that cannot be read.
@@ -280,9 +302,10 @@ def remaining(path: Path, config: Mapping[str, Any]) -> tuple[Parts, Parts]:
     tested = enumerate(entries(config, "test_datasets"))
     test = [_rows_of(one, f"test_datasets[{n}]") for n, one in tested]
     if config.get("val_set_size"):
-        learned = {one.id for one in trained_rows(path).rows}
-        test = without(rows, learned) + test
-        rows = [[row for row in part if row_id(row) in learned] for part in rows]
+        inside_ = iter(trained_rows(path).learned if learned is None else learned)
+        sides = [[(row, next(inside_)) for row in part] for part in rows]
+        test = [[row for row, inside in part if not inside] for part in sides] + test
+        rows = [[row for row, inside in part if inside] for part in sides]
     return rows, test
 
 
@@ -346,9 +369,14 @@ def _dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dic
     return {"path": str(file), "ds_type": "json", **split, **kept}
 
 
+#: Parts of a request that are deleted: rows that the model learned, rows that it was tested on.
+DELETED = ("forget", "tested")
+
+
 def forgotten(request: Request) -> set[str]:
-    """Ids of the rows to forget."""
-    return {row["id"] for row in read_json_lines(request.rows("forget"))}
+    """Ids of the rows of a request, those of validation data too."""
+    files = [path for part in DELETED if (path := request.rows(part)).is_file()]
+    return {row["id"] for path in files for row in read_json_lines(path)}
 
 
 def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -357,44 +385,37 @@ def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
     return forgotten(request) | deleted_rows(request.folder.parent, sources)
 
 
-def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
+def deleted_rows(
+    requests_dir: Path | str, rows: Sequence[Source], only: Collection[str] | None = None
+) -> set[str]:
     """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
     the next one must not retain them, though they may still stand in the training data.
 
     Where the rows of a request are gone, its record tells by its keyed ids.
+
+    Args:
+        only: Names of requests; default all that were carried out.
     """
     from axolotl_unlearn.requests.record import read
 
     ledger = Ledger(requests_dir)
     known, forms, keyed = set(), set(), set()
-    for folder in ledger.folders():
-        path = folder / "data" / "forget.jsonl"
-        if not path.is_file():
-            keyed |= {line["document"] for line in read(folder)["predicate"]["documents"]}
-        for row in read_json_lines(path) if path.is_file() else ():
-            known.add(row["id"])
-            forms.add(row_form(row["row"]))
+    folders = ledger.folders()
+    for folder in folders if only is None else [one for one in folders if one.name in only]:
+        if not (folder / "data" / "forget.jsonl").is_file():
+            record = read(folder)["predicate"]
+            keyed |= {line["document"] for line in record["documents"]}
+            keyed |= {*record["request"].get("tested", ())}
+        for path in (folder / "data" / f"{part}.jsonl" for part in DELETED):
+            for row in read_json_lines(path) if path.is_file() else ():
+                known.add(row["id"])
+                forms.add(row_form(row["row"]))
     return {
         row.id for row in rows
         if row.id in known
         or (forms and row_form(row.row) in forms)
         or (keyed and ledger.keyed(row.id) in keyed)
     }  # fmt: skip
-
-
-def prove(request: Request, run: Steps, files: list[Path], because: str, **more: Any) -> None:
-    """Write ``exact.json``, the end of an exact way: ``because`` no deleted row is in the files.
-
-    Raises:
-        UnlearnError: One is.
-    """
-    gone, work = forgotten(request), request.path("work")
-    for path in files:
-        if any(row_id(row) in gone for _, row in read_rows(path)):
-            raise UnlearnError(f"{path} has rows of the request; remove {work} and run again.")
-    known = {"because": because, "weights": weights(work / "model")}
-    made = {"threads": run.threads, "processes": run.processes, "device": hardware()}
-    write_json(request.path(PROOF), known | more | made)
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
-from axolotl_unlearn.requests import measure
+from axolotl_unlearn.requests import bound, measure
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import tried, write
 from axolotl_unlearn.requests.request import Request, cores, digest, held, one_line, write_json
+from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, way_of
@@ -64,6 +65,8 @@ def run_request(
             stack.enter_context(chdir(request.root))
             request = Request.load(place)
         stack.callback(os.umask, os.umask(0o077))
+        # Of two requests at once each would train on the rows that the other deletes.
+        stack.enter_context(held(request.folder.parent))
         run = stack.enter_context(running(request, threads, console, processes))
         take(request, way, limit)
         carry_out(request, run, accept, repeat)
@@ -132,7 +135,7 @@ def take(request: Request, way: str | None, limit: float | None = None) -> None:
 
 
 def check(request: Request) -> None:
-    """Rows and model are those of `request new`.
+    """Rows, base, config, packages and model are those of `request new`.
 
     Raises:
         UnlearnError: The first that is not.
@@ -143,6 +146,9 @@ def check(request: Request) -> None:
             raise UnlearnError(
                 f"{path} was changed or removed since `request new`; make the request again."
             )
+    config = read_config(request.path("finetune.yml"))
+    now = bound.facts(config, ([], []))
+    bound.require(bound.known(request), now, str(request.folder), "base config versions")
     before = request.facts["before"]
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):
@@ -176,10 +182,14 @@ def decide(request: Request, accept: str | None) -> None:
 def hand_over(request: Request) -> None:
     """Move the model to its place; once moved, it stays."""
     made, place = request.path("work", "model"), request.path("model")
+    way_of(request.way["way"]).require(request)
     if made.is_dir():
         strip(made)  # the teacher's log-probs of the rows were handed over with the model
         shutil.rmtree(place, ignore_errors=True)
         made.replace(place)
     elif not any(place.glob("*.safetensors")):
-        raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
+        raise UnlearnError(
+            f"{made} is gone; remove {request.path('work')} and run again.",
+            code="requests.no-model",
+        )
     way_of(request.way["way"]).hand_over(request)

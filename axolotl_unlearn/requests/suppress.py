@@ -9,6 +9,7 @@ from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write_lines
 from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.rows import DELETED
 
 
 def suppress(requests: Path | str) -> tuple[Path, int, int]:
@@ -42,7 +43,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
                 for line in (read_json_lines(path) if path.is_file() else ())
                 for digest in before.digests_of(line.get("row", line), whole=spent)
             }
-            for parts in (("forget",), ("retain", "heldout", "judge"))
+            for parts in (DELETED, ("retain", "heldout", "judge"))
         )
         digests |= mine - others
     Suppression(path, key, frozenset(digests)).write()

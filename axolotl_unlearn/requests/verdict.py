@@ -285,10 +285,9 @@ def exact(request: Request) -> dict[str, Any]:
     judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "outputs" and f.outcome == "fail"]
     reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
+    if back := (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0):
+        reasons.append(f"{back} documents of earlier requests are back")
     documents, _ = audited(request.folder)
-    earlier = (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0)
-    if earlier:
-        reasons.append(f"{earlier} documents of earlier requests are back")
     missing, limits = unread_requests(request), [BASE]
     if recited := sum(line["reading"] == "recited" for line in documents):
         missing.append(
@@ -299,6 +298,14 @@ def exact(request: Request) -> dict[str, Any]:
         limits.append(
             f"{said} of {len(documents)} rows are said by a model that never read them: other rows "
             "say the same, or they can be guessed"
+        )
+    lines = [one for one in _lines(request.folder) if one.get("model") == "base"]
+    if said := sum(bool(line.get("answers_said")) for line in lines):
+        limits.append(f"{said} of {len(lines)} rows are said by the base model itself")
+    if whole := sum(line.get("extraction_strength") == 1 for line in lines):
+        missing.append(
+            f"the base model recites {whole} of {len(lines)} rows word by word, so it may have "
+            "been trained on them: training it again without them shows nothing"
         )
     status = "broken" if broken else "earlier requests are back" if reasons else "exact"
     status = NOT_SHOWN if missing and not reasons else status
@@ -316,13 +323,7 @@ def _scores(request: Request, name: str) -> dict[str, Any]:
 
 def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Audit lines of a request's model after forgetting, and how many answers are guesses."""
-    path = folder / "eval" / "audit.jsonl"
-    if not path.is_file():
-        raise UnlearnError(
-            f"{path} is missing; finish `axolotl-unlearn request run` first.",
-            code="verdict.not-measured",
-        )
-    lines = read_json_lines(path)
+    lines = _lines(folder)
     taught = [line for line in lines if line.get("model") == TEACHER]
     lines = [line for line in lines if line.get("model", AFTER) == AFTER]
     guessed = mark_guessed(lines, taught)
@@ -332,6 +333,16 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
         if taught and still_extracted(line):  # else there is nothing to read it against
             line["reading"] = "recited"
     return lines, guessed
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "eval" / "audit.jsonl"
+    if not path.is_file():
+        raise UnlearnError(
+            f"{path} is missing; finish `axolotl-unlearn request run` first.",
+            code="requests.no-audit",
+        )
+    return read_json_lines(path)
 
 
 def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[str, Any]]) -> int:

@@ -8,7 +8,10 @@ more module, with these:
     prepare(request)             writes what it trains with; returns ``way.json``
     reads(request)               rows that each of its trainings reads; for `plan`
     make(request, run, repeat)   trains into ``work/model``
-    hand_over(request)           after that folder has become ``model``; called again after a kill
+    require(request)             raises if what it stands on was changed since `prepare`; called
+                                 before the model is handed over
+    hand_over(request)           after ``work/model`` has become ``model``; again after a kill
+    outputs(request)             if there: more folders that hold the old model or rows, for `erase`
 
 `prepare` and `reads` raise `UnlearnError` where the way is not open to the request.
 """

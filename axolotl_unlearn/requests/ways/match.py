@@ -31,6 +31,22 @@ def prepare(request: Request) -> dict[str, Any]:
     from axolotl_unlearn.checks.config import faults
 
     request.path(PROOF).unlink(missing_ok=True)
+    require(request)
+    teacher = str(request.path("work", "teacher"))
+    wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
+    if wrong:
+        raise UnlearnError(
+            f"{request.path('forget.yml')}: " + " ".join(wrong), code="requests.forget-config"
+        )
+    base = request.facts["before"]["model"] if request.facts["adapter"] else None
+    return {"way": "match", "base": base}
+
+
+def require(request: Request) -> None:
+    """
+    Raises:
+        UnlearnError: Another request was carried out since it was made.
+    """
     accepted = Ledger(request.folder.parent).accepted()
     newest = accepted[-1]["request"] if accepted else None
     if newest != request.facts.get("after_request", newest):
@@ -40,14 +56,6 @@ def prepare(request: Request) -> dict[str, Any]:
             "`axolotl-unlearn request new`.",
             code="requests.overtaken",
         )
-    teacher = str(request.path("work", "teacher"))
-    wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
-    if wrong:
-        raise UnlearnError(
-            f"{request.path('forget.yml')}: " + " ".join(wrong), code="requests.forget-config"
-        )
-    base = request.facts["before"]["model"] if request.facts["adapter"] else None
-    return {"way": "match", "base": base}
 
 
 def reads(request: Request) -> list[float]:
