@@ -1,4 +1,4 @@
-"""Nothing that is found is executed: every command, in a process of its own, on a folder of traps."""
+"""Nothing that is found is executed: each command in a process of its own, on a folder of traps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from test_requests_run import home  # noqa: F401
 from axolotl_unlearn.cli import unlearn
 
 #: Raised by Python before it does so; of the arguments the first.
-WATCHED = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system",
-           "pickle.find_class", "socket.connect", "socket.getaddrinfo", "ctypes.dlopen")  # fmt: skip
+WATCHED = (
+    *("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system"),
+    *("pickle.find_class", "socket.connect", "socket.getaddrinfo", "ctypes.dlopen"),
+)
 MARK = "T_R_A_P"
 
 

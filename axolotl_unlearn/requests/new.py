@@ -282,7 +282,7 @@ def _heldout(
                 f"first is {seen[0]}); give rows that the model never saw.",
                 code="requests.heldout-seen",
             )
-    same = offer(forget, rows, wanted, pairs=False).ids if rows else set()
+    same = offer(forget, rows, wanted).ids if rows else set()
     left = [row for row in rows if row.id not in same]
     limits = []
     if same:
