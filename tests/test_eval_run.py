@@ -601,6 +601,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
          "--temperature", "9"],
         ["audit", str(home / "data/forget.jsonl"), "--model", model, "--out", "audit.json",
          "--max-new-tokens", "4"],
+        ["canaries", str(home / "data/forget.jsonl"), "--out", "coins"],
         ["eval", "--compare", model, other, *data, "--out", "texts"],
         ["eval", "nowhere", *data],
         ["eval", model, "--data", str(home)],
@@ -636,7 +637,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         real = path.resolve()
         assert any(real == one or one in real.parents for one in holding), path
     assert found.left
-    for out in ("eval", "texts", "augmented"):
+    for out in ("eval", "texts", "augmented", "coins"):
         forget = ["--forget", str(home / "data" / "forget.jsonl")]
         done = CliRunner().invoke(unlearn, ["request", "clean", out, *forget])
         assert done.exit_code == 0, done.output
