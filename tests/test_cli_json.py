@@ -80,6 +80,11 @@ CASES = {
         ATTACK + " --source retain --steps 1 --rows 2 --max-new-tokens 4 --lr 0.001",
         "rows",
     ),
+    "audit": (
+        "{data}/member.jsonl --model {model} --out {audit} --device cpu --max-new-tokens 4",
+        "documents",
+    ),
+    "augment": ("idk {forget.yml} --out {idk}", "rows"),
     "canaries": ("{data}/forget.jsonl --out {canaries}", "train"),
     "check": ("{forget.yml} --full", "plan"),
     "eval": (

@@ -35,6 +35,8 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """
     from rich.progress import track
 
+    from axolotl_unlearn.cli._json import answer
+    from axolotl_unlearn.cli._options import say
     from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.data.augment import augment
 
@@ -42,6 +44,7 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     shown = lambda rows: track(rows, description=kind, transient=True)  # noqa: E731
     done = augment(kind, read_config(config), out, progress=shown, **options)
     known = "" if kind == "idk" else f", {done.kept} known from before"
-    click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
+    answer(file=out, rows=done.rows, forget=done.forget, kept=done.kept)
+    say(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
     entry = f"{{path: {out}, ds_type: json, type: axolotl_unlearn.data.alternative}}"
-    click.echo(f"In `datasets:` of the config: {entry}")
+    say(f"In `datasets:` of the config: {entry}")
