@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 
 import plain
 import pytest
@@ -19,7 +20,6 @@ from conftest import tiny_llama
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from test_train_axolotl import prepared_rows
 
 FORGET = {
     "ga": lambda model, start, rows, which, o: -plain.nll(model, rows, which),
@@ -37,6 +37,14 @@ RETAIN = {
     ),
 }
 WEIGHT = st.sampled_from([0.1, 0.5, 1.0])
+
+
+def prepared_rows(folder: Path) -> list[dict]:
+    """The rows that a run has written in its ``dataset_prepared_path``."""
+    from datasets import concatenate_datasets, load_from_disk
+
+    tables = {info.parent for info in folder.rglob("state.json")}
+    return list(concatenate_datasets([load_from_disk(str(one)) for one in sorted(tables)]))
 
 
 def entry(name: str, **options):

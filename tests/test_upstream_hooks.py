@@ -42,6 +42,9 @@ HOOKS = {
         "compute_loss": "model inputs return_outputs num_items_in_batch",
         "create_scheduler": "num_training_steps optimizer",
         "evaluate": "eval_dataset ignore_keys metric_key_prefix",
+        "evaluation_loop": (
+            "dataloader description prediction_loss_only ignore_keys metric_key_prefix"
+        ),
         "get_batch_samples": "epoch_iterator num_batches device",
         "get_eval_dataloader": "eval_dataset",
         "get_train_dataloader": "",
