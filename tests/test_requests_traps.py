@@ -116,8 +116,11 @@ def watched(work: Callable[[], object], seen: Path) -> tuple[int, list[str]]:
     code = 1
     try:
         number = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        mine = os.getpid()
 
         def hook(event: str, values: tuple) -> None:
+            if os.getpid() != mine:  # the training, whose workers pickle what they read
+                return
             if event in WATCHED:
                 os.write(number, f"{event} {values[:2]!r}\n".encode())
             elif event in ("exec", "compile", "import") and MARK in repr(values):

@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,12 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
     people = list(dict.fromkeys(row["id"] for row in rows))[:of]
     rows = [row for row in rows if row["id"] in people]
     write_lines(out / "data" / "some.jsonl", rows)
+    # Retraining begins with the base; of the model before only that it is another one is asked.
+    before = out / "before"
+    shutil.copytree(out / "base", before, dirs_exist_ok=True)
+    content = bytearray((before / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (before / "model.safetensors").write_bytes(content)
     done, drawn = out / "equal.json", []
     if done.is_file():
         drawn = json.loads(done.read_text())["requests"]
@@ -124,7 +131,7 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
             few |= {"val_set_size": 0.2, "seed": number, "test_datasets": None}
         path = config(out, f"draw-{number}/whole", out / "data" / "some.jsonl", **few)
         wanted = Wanted(where=[("id", one) for one in gone])
-        options = Options(model=out / "base")
+        options = Options(model=before)
         request = new_request(path, work / "requests" / "r", wanted, options).request
         with running.running(request, 1, QUIET) as run:
             running.take(request, "retrain")
@@ -155,11 +162,25 @@ def split(path: Path, rows: list[dict[str, Any]], number: int) -> tuple[list, li
     """Rows that Axolotl trains on and holds out, by the split that it draws itself."""
     if not number % 2:
         return rows, []
-    from datasets import Dataset
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets
+    from axolotl.loaders import load_tokenizer
 
-    made = Dataset.from_dict({"row": list(range(len(rows)))})
-    parts = made.train_test_split(test_size=0.2, shuffle=False, seed=number)
-    raise NotImplementedError(parts)
+    from axolotl_unlearn.config import DataArgs
+    from axolotl_unlearn.data.typed import Source, encode, row_id
+    from axolotl_unlearn.requests.rows import entries, read_config, row_types
+
+    cfg = load_cfg(str(path))
+    data = DataArgs(rows=row_types(entries(read_config(path))))
+    given = [Source(row_id(row), row) for row in rows]
+    typed = encode(given, data, load_tokenizer(cfg), cfg)
+    held = Counter(tuple(row["input_ids"]) for row in load_datasets(cfg=cfg).eval_dataset)
+    sides: tuple[list, list] = ([], [])
+    for row in typed:
+        out = held[tuple(row.input_ids)] > 0
+        held[tuple(row.input_ids)] -= out
+        sides[out].append(rows[row.number])
+    return sides
 
 
 def draws(people: list[str], count: int) -> list[list[str]]:
