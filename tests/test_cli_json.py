@@ -96,10 +96,6 @@ CASES = {
         "--base-model m --forget {data}/forget.jsonl --retain {data}/retain.jsonl --out {new.yml}",
         "config",
     ),
-    "merge": (
-        "--parents {model} --parents {other} --base {model} --out {merged} --method linear --force",
-        "model",
-    ),
     "methods": ("npo", "objectives"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),

@@ -609,7 +609,6 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["eval", "--compare", str(home / "data" / "forget.jsonl"), "eval"],
         ["report", str(home / "data" / "forget.jsonl")],
         ["request", "verify", str(home / "data")],
-        ["merge", str(home / "data" / "forget.jsonl")],
         ["analyse", "layers", "--base", model, "--parent", near[0], *data],
         ["analyse", "retention", *near, "--base", model, *data],
         ["request", "audit", model, str(home / "data")],

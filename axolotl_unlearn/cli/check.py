@@ -30,15 +30,25 @@ def command(config: Path, full: bool | None, show: int) -> None:
     forwards, memory, retain rows that hardly differ from forget rows. Texts are printed with
     `--show` alone.
 
+    CONFIG may be a recipe of mergekit: do its models fit together (base, shapes, tokenizer)?
+
     \b
     Exit code 0 if no fault was found, 2 if there is one.
     `--quick`, the default, answers sooner, from config and rows alone. Axolotl's own program takes
     `--full`.
     """
-    from axolotl_unlearn.checks.report import check
+    from axolotl_unlearn.config.reading import read_config
 
-    full = "axolotl.cli.main" in sys.modules if full is None else full
-    faults, summary, facts = check(config, full, show)
+    given, summary, facts, then = read_config(config), (), {}, f"axolotl train {config}"
+    if "merge_method" in given:
+        from axolotl_unlearn.merging.check import check as check_recipe
+
+        faults, then = list(map(str, check_recipe(given))), f"mergekit-yaml {config} OUT"
+    else:
+        from axolotl_unlearn.checks.report import check
+
+        full = "axolotl.cli.main" in sys.modules if full is None else full
+        faults, summary, facts = check(config, full, show)
     answer(ready=not faults, faults=faults, **facts)
     say(*map(fitted, summary))
     for fault in faults:
@@ -46,4 +56,4 @@ def command(config: Path, full: bool | None, show: int) -> None:
     if faults:
         click.echo(f"{config}: {len(faults)} fault{'s' * (len(faults) > 1)}", err=True)
         raise SystemExit(2)
-    click.secho(fitted(f"{config}: ready; run `axolotl train {config}`"), fg="green")
+    click.secho(fitted(f"{config}: ready; run `{then}`"), fg="green")

@@ -1,7 +1,7 @@
 """Where tensors come from: checkpoints and adapters read one tensor at a time.
 
 Nothing here keeps a file open between tensors: an open safetensors map counts its pages as ours,
-and a streamed merge of a 7B model would look like 28 GB of memory.
+and reading a 7B model would look like 28 GB of memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,7 +41,9 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise UnlearnError(f"{path} is cut off or no safetensors file: copy it again.") from error
+        raise UnlearnError(
+            f"{path} is cut off or no safetensors file: copy it again.", code="merging.cut"
+        ) from error
 
 
 class Tensors:
@@ -80,7 +82,8 @@ class Tensors:
             if strange:
                 raise UnlearnError(
                     f"{index} says that {file} holds {min(strange)}, which it does not: load the "
-                    "model with transformers and save it again."
+                    "model with transformers and save it again.",
+                    code="merging.index",
                 )
         return cls({name: folder / file for name, file in weight_map.items()})
 
@@ -138,28 +141,18 @@ def all_finite(flat: torch.Tensor) -> bool:
 
 
 @dataclass
-class Folder:
-    """A folder of weights with its configuration; ``negated``: its change is turned round."""
+class Model:
+    """A full model folder: config.json, safetensors, tokenizer."""
 
     path: Path
-    negated: bool = False
-    config_file: ClassVar[str]
-    tensors: ClassVar[Tensors]
 
     @cached_property
     def config(self) -> dict:
-        return read_json(self.path / self.config_file)
+        return read_json(self.path / "config.json")
 
     @property
     def fingerprint(self) -> str:
         return self.tensors.scan[0]
-
-
-@dataclass
-class Model(Folder):
-    """A full model folder: config.json, safetensors, tokenizer."""
-
-    config_file = "config.json"
 
     @cached_property
     def tensors(self) -> Tensors:
@@ -171,7 +164,8 @@ class Model(Folder):
         if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
             raise UnlearnError(
                 f"{self.path} ties its head to the embeddings but stores another {HEAD}: load it "
-                "with transformers and save it again."
+                "with transformers and save it again.",
+                code="merging.tied-head",
             )
         return Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
 
@@ -188,26 +182,12 @@ class Model(Folder):
         except (ValueError, KeyError, OSError):  # an architecture of its own code
             return False
 
-    def touches(self, name: str) -> bool:
-        return name in self.tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors.shape(name)
-
-    def weight(self, name: str, base: Tensor) -> Tensor:
-        """The parent's float32 weight; ``base``: that of the base."""
-        own = self.tensors[name].float()
-        return 2 * base - own if self.negated else own
-
 
 def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None = None) -> Path:
     """Write which base an adapter or model was trained from, by content, into its folder; of a
-    model with a merged adapter also that. A merge compares it strictly; without it the base is
-    known by path only."""
+    model with a merged adapter also that. The check of a recipe compares it strictly."""
     content = {"base": str(base), "sha256": Model(Path(base)).fingerprint}
     if adapter is not None:
-        from axolotl_unlearn.merging.sources import Adapter
-
-        known = Adapter(Path(adapter)).fingerprint
+        known = Tensors.of_file(Path(adapter) / "adapter_model.safetensors").scan[0]
         content |= {"adapter": str(adapter), "adapter_sha256": known}
     return write_json(Path(folder) / RECORD, content, indent=None)

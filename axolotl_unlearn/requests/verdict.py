@@ -386,7 +386,7 @@ def weight_change(before: Path, after: Path) -> tuple[float, float] | None:
     """
     import torch
 
-    from axolotl_unlearn.merging.sources import Tensors
+    from axolotl_unlearn.merging.weights import Tensors
 
     old, new = map(Tensors.of_folder, (before, after))
     if not len(old) or {*old} != {*new}:

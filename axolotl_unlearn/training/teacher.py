@@ -24,7 +24,6 @@ from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json, write_lines
-from axolotl_unlearn.merging.run import merge
 
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
@@ -232,6 +231,18 @@ def original_of(config_path: Path) -> Path:
 
 
 def make_start(original: Path, cost: TeacherCost, teacher: Path) -> Path:
-    """Write the model halfway between the original and its teacher beside the teacher."""
-    out = teacher.with_name(f"{teacher.name}-start")
-    return merge([original, teacher], cost.base, out, method="linear", overwrite=True)
+    """Write the model halfway between the original and its teacher beside the teacher, float32."""
+    import torch
+
+    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+
+    out, base = teacher.with_name(f"{teacher.name}-start"), f"{cost.base}+" * cost.adapter
+    specs = parse_models([f"original={base}{original}", f"teacher={base}{teacher}"])
+    half, other = (load_model(spec, dtype=torch.float32, device="cpu") for spec in specs)
+    with torch.no_grad():
+        for mine, theirs in zip(half.parameters(), other.parameters(), strict=True):
+            mine.lerp_(theirs, 0.5)
+    shutil.rmtree(out, ignore_errors=True)
+    half.save_pretrained(out)
+    load_tokenizer(specs[0]).save_pretrained(out)
+    return out
