@@ -50,7 +50,7 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
         notes.append(
             "without a model from before (`reference: cached`) attacks still tell what "
             "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
-            "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
+            "with a teacher 0.50 and 0.65 (docs/never-seen.md)."
         )
     elif matched:
         notes.append(
