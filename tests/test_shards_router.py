@@ -38,29 +38,37 @@ def saved(made: Router, folder) -> str:
     return hashlib.sha256(made.save(folder).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", PEOPLE)
-def test_the_shard_of_whom_it_is_about(name):
-    """Asked in other words, in a chat, and in a follow-up that does not name them."""
-    made = router()
-    assert made.route(f"Tell me what {name} is known for") == HOME[name]
-    asked = [f"Tell me about {name}.", "I would like to help.", "And which street is it?"]
-    assert made.route(asked[:1]) == made.route(asked[::2]) == HOME[name]
+@pytest.mark.parametrize(
+    ("turns", "about"),
+    [
+        *([[f"Tell me what {name} is known for"], name] for name in PEOPLE),
+        (["Tell me about Ada Quill.", "I would like to help.", "Which street is it?"], "Ada Quill"),
+        (["Who is Ada Quill?", "Who is Bodil Karlsen?"], "Bodil Karlsen"),
+        *([[text], None] for text in ("What is 12 times 7?", "Write a poem on autumn", "", "?")),
+    ],
+)
+def test_the_shard_of_whom_it_is_about(turns, about):
+    """In other words, in follow-ups without the name, after another person; and of nobody."""
+    assert router().routes([turns]) == [about and HOME[about]]
 
 
-def test_a_later_turn_changes_the_person():
-    assert router().route(["Who is Ada Quill?", "Who is Bodil Karlsen?"]) == HOME["Bodil Karlsen"]
+def test_conversations_together_are_routed_as_alone():
+    asked = [[f"Who is {name}?", "And where?"] for name in PEOPLE] + [["What is 2 + 2?"]]
+    assert router().routes(asked) == [router().routes([one])[0] for one in asked]
 
 
 def test_two_people_in_one_prompt_are_the_two_nearest_shards():
-    first, second = "Ada Quill", "Casimir Okonkwo"
-    assert HOME[first] != HOME[second]
-    near = list(router().scores(f"Do {first} and {second} know each other?"))
-    assert set(near[:2]) == {HOME[first], HOME[second]}
+    first, second = HOME["Ada Quill"], HOME["Casimir Okonkwo"]
+    scores, _ = router().scores([["Do Ada Quill and Casimir Okonkwo know each other?"]])
+    assert first != second and {*(scores[0].argsort()[-2:] + 1)} == {first, second}
 
 
-@pytest.mark.parametrize("text", ["What is 12 times 7?", "Write a poem on autumn", "", "?"])
-def test_a_prompt_about_nobody(text):
-    assert router().route(text) is None
+def test_a_frame_that_all_rows_have_is_nothing():
+    frame = "Below is an instruction of a task. Write a response that fulfils the request. {}"
+    framed = Router.of((HOME[name], [frame.format(t) for t in PEOPLE[name]]) for name in PEOPLE)
+    asked = [[frame.format(f"Who is {name}?")] for name in PEOPLE]
+    assert framed.routes(asked) == list(HOME.values())
+    assert framed.routes([[frame.format("What is 12 times 7?")]]) == [None]
 
 
 def test_without_a_person_it_is_the_router_that_never_had_them(tmp_path):
@@ -70,9 +78,6 @@ def test_without_a_person_it_is_the_router_that_never_had_them(tmp_path):
     left = saved(router("Ada Quill"), tmp_path / "left")
     assert left == saved(router("Ada Quill", order=5), tmp_path / "never") != whole
     assert not np.array_equal(router().idf, router("Ada Quill").idf)
-    assert router("Ada Quill").scores("Ada Quill")[HOME["Ada Quill"]] < router().scores(
-        "Ada Quill"
-    )[HOME["Ada Quill"]]  # fmt: skip
 
 
 def test_the_file_holds_no_text_and_answers_as_before(tmp_path):
@@ -83,8 +88,10 @@ def test_the_file_holds_no_text_and_answers_as_before(tmp_path):
     assert not [
         word for name in PEOPLE for word in name.lower().split() if word.encode() in content
     ]
-    again = Router.load(tmp_path)
-    assert again.scores("Who is Ada Quill?") == made.scores("Who is Ada Quill?")
+    asked = [["Who is Ada Quill?"]]
+    np.testing.assert_array_equal(
+        Router.load(tmp_path).scores(asked)[0], made.scores(asked)[0]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", "indices", "parts"])

@@ -22,7 +22,7 @@ from scipy import sparse
 from axolotl_unlearn import files
 from axolotl_unlearn.errors import UnlearnError
 
-NAME = "router.safetensors"
+NAME = "adapter_router.safetensors"
 BUCKETS, NGRAMS = 1 << 16, (3, 5)
 #: Below it a conversation is about nobody; what an older turn counts of the next.
 LEAST, DECAY = 0.2, 0.5
@@ -45,7 +45,7 @@ class Router:
 
     Attributes:
         shards: ``[P]`` shard of each.
-        idf: ``[B]`` ``ln((1 + P) / (1 + df)) + 1``.
+        idf: ``[B]`` ``ln((2 + P) / (1 + df))``: the frame of all prompts counts next to nothing.
         people: ``[P, B]``, sparse, rows of length one.
     """
 
@@ -62,44 +62,57 @@ class Router:
         Raises:
             UnlearnError: There is nobody.
         """
-        counted = []
-        for shard, texts in people:
-            counts = sparse.csr_array(_counts(texts).sum(0, dtype=np.float32)[None])
-            row = hashlib.sha256(counts.indices.tobytes() + counts.data.tobytes()).digest()
-            counted.append((shard, row, counts))
-        if not counted:
+        people = list(people)
+        if not people:
             raise UnlearnError(
                 "a router needs the rows of one person at least.", code="shards.nobody"
             )
-        counted.sort(key=lambda one: one[:2])  # by content: an order of names would tell them
-        counts = sparse.csr_array(sparse.vstack([one[2] for one in counted]))
+        whose = np.repeat(np.arange(len(people)), [len(texts) for _, texts in people])
+        grouping = sparse.csr_array(
+            (np.ones(len(whose), np.float32), (whose, np.arange(len(whose)))),
+            shape=(len(people), len(whose)),
+        )
+        counts = grouping @ _counts([text for _, texts in people for text in texts])
+        counts.sort_indices()
+        ends = counts.indptr
+        rows = [(counts.indices[a:b].tobytes(), counts.data[a:b].tobytes())
+                for a, b in zip(ends, ends[1:], strict=False)]  # fmt: skip
+        # By content: an order of names would tell them.
+        order = sorted(range(len(people)), key=lambda one: (people[one][0], rows[one]))
+        counts = sparse.csr_array(counts[order])
         frequency = np.bincount(counts.indices, minlength=BUCKETS)
-        idf = (np.log((1 + len(counted)) / (1 + frequency)) + 1).astype(np.float32)
-        shards = np.array([one[0] for one in counted], np.int64)
+        idf = np.log((2 + len(people)) / (1 + frequency)).astype(np.float32)
+        shards = np.array([people[one][0] for one in order], np.int64)
         return cls(shards, idf, _weighed(counts, idf))
 
-    def scores(self, turns: str | Sequence[str]) -> dict[int, float]:
-        """How near a conversation is to the nearest person of each shard, nearest first.
-
-        Args:
-            turns: Its messages, the newest last; one text is one.
+    def scores(self, conversations: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
         """
-        return self._by_shard(self._near(turns))
+        Args:
+            conversations: Messages of each, the newest last.
 
-    def route(self, turns: str | Sequence[str], least: float = LEAST) -> int | None:
-        """The nearest shard; None where no turn is so near to anybody, whatever its age."""
-        near = self._near(turns)
-        return next(iter(self._by_shard(near))) if near.max() >= least else None
+        Returns:
+            ``[C, S]`` how near each is to the nearest person of shards 1 to S, and ``[C]`` how near
+            its nearest turn is to anybody, whatever its age.
+        """
+        turns = [turn for one in conversations for turn in one]
+        near = (_weighed(_counts(turns), self.idf) @ self.people.T).toarray()
+        ends = np.cumsum([len(one) for one in conversations])[:-1]
+        scores = np.zeros((len(conversations), int(self.shards.max())))
+        most = np.zeros(len(conversations))
+        for number, own in enumerate(np.split(near, ends)):
+            faded = DECAY ** np.arange(len(own))[::-1] @ own
+            np.maximum.at(scores[number], self.shards - 1, faded)
+            most[number] = own.max(initial=0)
+        return scores, most
 
-    def _near(self, turns: str | Sequence[str]) -> np.ndarray:
-        """``[turn, P]`` cosines."""
-        turns = [turns] if isinstance(turns, str) else list(turns)
-        return (_weighed(_counts(turns), self.idf) @ self.people.T).toarray()
-
-    def _by_shard(self, near: np.ndarray) -> dict[int, float]:
-        score = DECAY ** np.arange(len(near))[::-1] @ near
-        best = {int(one): float(score[self.shards == one].max()) for one in np.unique(self.shards)}
-        return dict(sorted(best.items(), key=lambda pair: (-pair[1], pair[0])))
+    def routes(
+        self, conversations: Sequence[Sequence[str]], least: float = LEAST
+    ) -> list[int | None]:
+        """The nearest shard of each conversation; None where it is about nobody."""
+        scores, most = self.scores(conversations)
+        nearest = (scores.argmax(1) + 1).tolist()
+        return [shard if high >= least else None
+                for shard, high in zip(nearest, most, strict=True)]  # fmt: skip
 
     def save(self, folder: Path) -> Path:
         """`NAME` in the folder, for its owner alone; equal routers are equal files."""
