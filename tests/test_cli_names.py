@@ -47,9 +47,7 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert "$" not in out.read_text() and str(out) in out.read_text()
     checked = run("check", out, *(["--full"] if kind == "match" else []))
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
-    if kind == "match":  # 5 passes of 1 step: 4 forget rows, 8 beside them; 6 looks at 3 x 4 rows
-        for cost in ("rows_of_steps: 60", "looks: 6", "rows_of_a_look: 12", "rows_asked_before: 8"):
-            assert cost in checked.output
+    assert kind == "npo" or "steps: 5" in checked.output  # of all four forget rows
     again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
     assert again.exit_code == 2 and "exists" in again.output
 

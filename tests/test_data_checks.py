@@ -19,11 +19,10 @@ from axolotl_unlearn.checks.axolotl_options import absent
 from axolotl_unlearn.checks.config import (
     PLUGIN,
     config_faults,
-    evaluation_notes,
     prepare,
     setting_notes,
 )
-from axolotl_unlearn.checks.report import check, optimizer_faults, summary
+from axolotl_unlearn.checks.report import check, summary
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.reading import read_config
@@ -184,14 +183,6 @@ def test_alternatives_answer_forget_rows(entry):
     assert "`unlearn.forget` has no objectives that look at other answers" in fault
 
 
-def test_own_fields_and_data_elsewhere(entry):
-    rows = [{"id": "a1qa0", "q": "x", "a": "y", "task": "Task1"}]
-    block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}
-    assert check_files({"unlearn": block, "datasets": [entry(rows)]}) == []
-    hub = {"path": "someone/forget-set", "type": "axolotl_unlearn.data.forget", "split": "train"}
-    assert check_files({"unlearn": block, "datasets": [hub]}) == []
-
-
 @pytest.mark.parametrize(
     "part", [{"split": "train[:1]"}, {"split": "test"}, {"shards": 2}, {"preprocess_shards": 2}]
 )
@@ -204,11 +195,6 @@ def test_a_part_of_a_local_file_is_refused(entry, part):
     with fails("data.part-of-a-file"):
         load_strategy("memorise", None, {"sequence_len": 8}, one)
     assert not check_files({"unlearn": block, "datasets": [one | {"path": "someone/rows"}]})
-
-
-def test_a_faulty_block_does_not_hide_the_files(entry):
-    cfg = {"unlearn": {"forgett": 1}, "datasets": [entry(None)]}
-    assert ["does not exist" in fault for fault in check_files(cfg)] == [True]
 
 
 ROWS = [
@@ -328,84 +314,133 @@ def test_rows_in_columns_are_counted_alike(entry):
         check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo", "tasks": 3}}), rows)
 
 
-#: A run that evaluates and saves; its rows are not asked for here.
-BEST = {
-    "test_datasets": [{"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}],
-    "eval_steps": 2,
-    "save_steps": 4,
-}
+RMU = {"objective": "rmu"}
+PHASE = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
+LORA = {"adapter": "lora"}
+#: Settings -> what a fault says; None: there is none.
+SETTINGS = [
+    ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
+    ({"learning_rate": "1e-4", "lora_dropout": 0.0, "max_grad_norm": 0}, None),
+    ({"lora_r": -8}, "`lora_r: -8`"),
+    ({"weight_decay": float("nan")}, "`weight_decay: nan` must be 0 or more"),
+    ({"relora": True}, "`relora: True` does not go with unlearning (the reference is"),
+    ({"group_by_length": True, "sample_packing": True}, None),
+    ({"context_parallel_size": 2}, "`context_parallel_size: 2`"),
+    ({"context_parallel_size": 1, "tensor_parallel_size": 1, "relora": False}, None),
+    ({"streaming": True}, "; use `datasets:`"),
+    ({"use_tensorboard": True, "use_mlflow": False}, None),
+    ({"dataset_num_proc": 0, "dataloader_num_workers": 0, "pad_to_multiple_of": 64}, None),
+    ({"lr_scheduler": ["linear"]}, "must be a text"),
+    ({"saves_per_epoch": "./"}, "`saves_per_epoch: ./` must be a number"),
+    ({"chat_template_kwargs": 1}, "must be a block of keys"),
+    ({"peft_layers_to_transform": 12}, "must be a list"),
+    ({"plugins": [PLUGIN, 1]}, "`plugins` must be a list of names"),
+    ({"push_dataset_to_hub": "me/rows"}, "would upload forget rows"),
+    (LORA | {"unfrozen_parameters": ["down_proj"]}, "outside of the adapter"),
+    (LORA | {"unfrozen_parameters": ["base_model.model.*lora_"]}, None),
+    ({"unfrozen_parameters": ["down_proj"]}, None),
+    ({"optimizer": "dion"}, "give both"),
+    ({"lr_scheduler": "rex"}, None),
+    ({"unlearn": PHASE, "lr_scheduler": "rex"}, "`lr_scheduler: rex` cannot begin anew in each"),
+    ({"unlearn": PHASE, "lr_scheduler": "linear"}, None),
+    ({"unlearn": PHASE, "jagged_restart_steps": 5}, "does not go with `unlearn.phases`"),
+    ({"unlearn": {"forget": RMU, "pairing": {"max_tokens": 64}}}, None),
+    ({"unlearn": {"forget": RMU, "pairing": {"max_tokens": 64}}, "fsdp_config": {"a": 1}} | LORA,
+     "does not go with `fsdp_config`"),
+    ({"unlearn": {"forget": RMU | {"layer": 9}}, "peft_layers_to_transform": [12, 10]} | LORA,
+     "from layer 10 on"),
+    ({"unlearn": {"forget": RMU | {"layer": 10}}, "peft_layers_to_transform": [12, 10]} | LORA,
+     None),
+    (LORA | {"base_model": "gpt2", "lora_model_dir": "nowhere"}, "does not exist"),
+    (LORA | {"base_model": "gpt2", "lora_model_dir": "someone/adapter"}, None),
+    ({"learning_rat": 1}, "did you mean `learning_rate`?"),
+    ({"lora_layers_to_transform": 1}, "did you mean `peft_layers_to_transform`?"),
+    ({"pairing": 1}, "belongs into the block `unlearn:`"),
+    ({"x-datasets": 1}, None),  # where YAML anchors stand
+    ({"datasets": [ANYWHERE | {"path": "rows.parquet", "ds_type": "json"}]},
+     "ds_type: json` would read 'rows.parquet' as what"),
+    ({"datasets": [ANYWHERE | {"path": "rows.jsonl", "ds_type": "csv"}]}, "use json, or remove"),
+    ({"datasets": [ANYWHERE | {"path": "rows.parquet", "ds_type": "parquet"}]}, None),
+    ({"datasets": [ANYWHERE | {"ds_type": "json", "split": "train"}]}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "says"), SETTINGS, ids=str)
+def test_settings_of_axolotl(settings, says):
+    """Each was called ready, and then trained on something else or failed after loading."""
+    found = [one for one in config_faults(plain() | settings) if "needs the package" not in one]
+    assert len(found) == (says is not None) and (says is None or says in found[0]), found
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        ({"num_hidden_layers": 4}, {}, r"`layer: 7` \(the default\) of forget/rmu .* 0 to 3"),
+        ({"text_config": {"num_hidden_layers": 4}}, {}, "has layers 0 to 3"),
+        ({"num_hidden_layers": 8}, {}, None),
+        ({"model_type": "gemma3n"}, {}, "of which Gemma 3n has four at once"),
+        ({"model_type": "gpt2"}, LORA | {"lora_target_linear": True}, "name them in `lora_target"),
+        ({"model_type": "llama"}, LORA | {"lora_target_linear": True}, None),
+    ],
+)
+def test_what_a_model_cannot_take(model, settings, says, tmp_path):
+    """Found from config.json; it was found in the first step."""
+    cfg = plain(unlearn={"forget": RMU}, base_model=model_folder(tmp_path, **model))
+    found = config_faults(cfg | settings)
+    assert len(found) == (says is not None) and (says is None or re.search(says, found[0])), found
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (
-            {"evals_per_epoch": 2},
-            "`evals_per_epoch: 2` evaluates nothing without `test_datasets` or",
-        ),
-        ({"eval_strategy": "epoch"}, "evaluates nothing without"),
+        ({"evals_per_epoch": 2}, "`evals_per_epoch: 2` evaluates nothing without"),
         ({"eval_strategy": "no"}, None),
         ({"val_set_size": 0.1, "evals_per_epoch": 2}, None),
         ({"val_set_size": 0.1}, "rows of `val_set_size` are never evaluated"),
-        (BEST, "best by `eval_loss` is restored at the end"),
-        (BEST | {"load_best_model_at_end": False}, None),
-        (BEST | {"eval_steps": None}, "rows of `test_datasets` are never evaluated"),
-        (BEST | {"eval_steps": None, "evals_per_epoch": 1}, "with these `num_epochs` evaluates"),
-        (
-            BEST | {"eval_steps": None, "evals_per_epoch": 1, "num_epochs": 2, "save_steps": None},
-            None,
-        ),
+        ({"adapter": "qlora", "load_in_4bit": True}, "evaluate the merged model"),
     ],
 )
-def test_evaluations_that_never_come_are_said(settings, says):
-    """Axolotl leaves them out, each without a word."""
-    found = evaluation_notes(settings)
-    assert len(found) == (says is not None) and (says is None or says in found[0])
+def test_what_a_run_does_otherwise_is_noted(settings, says, tmp_path):
+    found = setting_notes(plain(base_model=str(tmp_path)) | settings)
+    assert len(found) == (says is not None) and (says is None or says in found[0]), found
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("deepspeed", "told"),
     [
-        ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
-        ({"learning_rate": "1e-4", "lora_dropout": 0.0, "max_grad_norm": 0}, None),
-        ({"learning_rate": "fast"}, "`learning_rate: fast` is no number"),
-        ({"num_epochs": 0}, "`num_epochs: 0`"),
-        ({"micro_batch_size": 0}, "`micro_batch_size: 0`"),
-        ({"lora_r": -8}, "`lora_r: -8`"),
-        ({"weight_decay": float("nan")}, "`weight_decay: nan` must be 0 or more"),
-        ({"relora": True}, "`relora: True` does not go with unlearning \\(the reference is"),
-        ({"use_eaft": True}, "`use_eaft: True`"),
-        ({"group_by_length": True, "sample_packing": True}, None),
-        ({"context_parallel_size": 2}, "`context_parallel_size: 2`"),
-        ({"context_parallel_size": 1, "tensor_parallel_size": 1, "relora": False}, None),
-        ({"trainer_cls": "mine.Trainer"}, "`trainer_cls: mine.Trainer`"),
-        ({"streaming": True}, "`streaming: True`.*use `datasets:`"),
-        ({"use_tensorboard": True, "use_mlflow": False}, None),
-        ({"dataset_num_proc": 0, "dataloader_num_workers": 0, "pad_to_multiple_of": 64}, None),
-        ({"lr_scheduler": ["linear"]}, "`lr_scheduler: .*` must be a text"),
-        ({"micro_batch_size": ["x"]}, "`micro_batch_size: .*` must be a number"),
-        ({"saves_per_epoch": "./"}, "`saves_per_epoch: ./` must be a number"),
-        ({"chat_template_kwargs": 1}, "must be a block of keys"),
-        ({"plugins": [PLUGIN, 1]}, "`plugins` must be a list of names"),
-        ({"lr_scheduler": "rex"}, None),
-        ({"push_dataset_to_hub": "me/rows"}, "would upload forget rows"),
-        ({**BEST, "load_best_model_at_end": True}, None),
-        ({**BEST, "load_best_model_at_end": True, "eval_steps": 3}, "that are a multiple of"),
-        ({"load_best_model_at_end": True, "eval_steps": 2, "save_steps": 2}, "rows to evaluate"),
-        ({"adapter": "lora", "unfrozen_parameters": ["down_proj"]}, "outside of the adapter"),
-        ({"adapter": "lora", "unfrozen_parameters": ["lora_"]}, "or none: remove"),
-        ({"adapter": "lora", "unfrozen_parameters": ["base_model.model.*lora_"]}, None),
-        ({"unfrozen_parameters": ["down_proj"]}, None),
-        ({"optimizer": "adopt_adamw", "adam_beta1": 0, "adam_beta2": 0.9}, "both, above 0"),
-        ({"optimizer": "muon", "adam_beta2": 0.9}, "`adam_beta1` and `adam_beta2`"),
-        ({"optimizer": "adamw_torch", "adam_beta2": 0.9}, None),
-        ({"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9}, None),
+        ({"zero_optimization": {"stage": 3}}, True),
+        ({"zero_optimization": {"stage": 2}}, False),
+        ("zero3exp/ds2.json", False),
+        ("ds3.json", True),
+        ("not_there/zero3_bf16.json", True),
+        ("not_there/ds.json", False),
+        (None, False),
     ],
 )
-def test_settings_of_axolotl(settings, says):
-    """Each was called ready, and then trained on something else or failed after loading."""
-    found = config_faults(plain() | settings)
-    assert len(found) == (says is not None) and (says is None or re.search(says, found[0])), found
+def test_zero_3_is_that_of_its_config(deepspeed, told, tmp_path, monkeypatch):
+    """It was "zero3" anywhere in the path, so that a block or `ds3.json` passed."""
+    monkeypatch.chdir(tmp_path)
+    Path("zero3exp").mkdir()
+    for name, number in (("ds3.json", 3), ("zero3exp/ds2.json", 2)):
+        Path(name).write_text(json.dumps({"zero_optimization": {"stage": number}}))
+    cfg = plain(unlearn=BLOCK | {"reference": "frozen_copy"}, deepspeed=deepspeed)
+    assert any("under FSDP or ZeRO-3" in fault for fault in config_faults(cfg)) == told
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("a: &a {lr: 1}\nb: {c: &c {<<: *a, lr: 2}}\nd: {<<: *c, s: 3}\n", None),
+        ("d: {<<: {lr: 1, lr: 2}, s: 3}\n", "'lr' stands twice"),
+        ("a: &one {b: 1}\nd: {<<: *one}\ndatasets: []\ndatasets: []\n", "'datasets' stands twic"),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_config(tmp_path, text, fault):
+    """YAML takes the last one: the first `datasets:`, with the forget rows, was not read."""
+    path = tmp_path / "a.yml"
+    path.write_text(text)
+    with pytest.raises(UnlearnError, match=fault) if fault else nullcontext():
+        assert read_config(path)["d"] == {"lr": 2, "s": 3}
 
 
 @pytest.mark.parametrize(
@@ -452,20 +487,6 @@ def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
 
 
 @pytest.mark.parametrize(
-    ("block", "settings", "says"),
-    [
-        ({}, {}, None),
-        ({}, {"fsdp_config": {"reshard": True}, "adapter": "lora"}, "go with `fsdp_config`"),
-    ],
-)
-def test_a_budget_of_tokens_and_what_counts_on_one_forward(block, settings, says):
-    block = BLOCK | {"pairing": {"max_tokens": 64}} | block
-    data = [{"path": f"a/{side}", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
-    found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": data, **settings})
-    assert len(found) == (says is not None) and (says is None or says in found[0])
-
-
-@pytest.mark.parametrize(
     ("key", "value", "needs"),
     [
         ("optimizer", "came_pytorch", "came_pytorch"),
@@ -485,40 +506,6 @@ def test_a_package_that_is_not_installed(key, value, needs, monkeypatch):
     found = [*absent({key: value})]
     assert len(found) == (needs is not None)
     assert all(f"`{key}: {value}` needs the package {needs}" in one for one in found)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"lr_scheduler": "linear"}, None),
-        ({"lr_scheduler": "rex"}, "`lr_scheduler: rex` cannot begin anew in each of"),
-        ({"lr_scheduler": "greedy"}, "cannot begin anew"),
-        ({"jagged_restart_steps": 5}, "`jagged_restart_steps` does not go with `unlearn.phases`"),
-    ],
-)
-def test_schedules_that_phases_cannot_begin_anew(settings, says):
-    """It ended after the model was loaded."""
-    block = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
-    found = config_faults(plain(unlearn=block) | settings)
-    assert len(found) == (says is not None) and (says is None or says in found[0])
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({}, r"`layer: 7` \(the default\) of forget/rmu .* the model has layers 0 to 3"),
-        ({"layer": 4}, "`layer: 4` of forget/rmu in `unlearn:` does not exist"),
-        ({"layer": 3}, None),
-    ],
-)
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
-    """Found from config.json; it was found in the first step."""
-    sizes = {"num_hidden_layers": 4}
-    model_folder(tmp_path, **({"text_config": sizes} if nested else sizes))
-    block = {"forget": {"objective": "rmu", **settings}}
-    found = config_faults(plain(unlearn=block, base_model=str(tmp_path)))
-    assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
 @pytest.mark.parametrize(
@@ -551,18 +538,6 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     assert not found or re.search(says, found[0])
 
 
-def test_what_a_model_cannot_take(tmp_path):
-    """Each was ready: GPT-2's matrices are no Linear; a QLoRA is merged into other weights."""
-    cfg = plain()
-    cfg |= {"adapter": "lora", "lora_target_linear": True}
-    for kind, told in (("gpt2", 1), ("llama", 0)):
-        cfg["base_model"] = model_folder(tmp_path, model_type=kind)
-        assert sum("name them in `lora_target" in one for one in config_faults(cfg)) == told
-    assert not any("quantised" in note for note in setting_notes(cfg))
-    noted = setting_notes(cfg | {"adapter": "qlora", "load_in_4bit": True})
-    assert any("evaluate the merged model" in note for note in noted)
-
-
 def test_a_teacher_of_another_vocabulary_is_found_by_check(tmp_path):
     """Training alone refused it."""
     from data_tokenizers import byte_tokenizer, word_tokenizer
@@ -577,12 +552,6 @@ def test_a_teacher_of_another_vocabulary_is_found_by_check(tmp_path):
     assert "another tokenizer than base_model" in fault
 
 
-def test_a_misspelt_optimizer():
-    assert optimizer_faults({}) == optimizer_faults({"optimizer": "muon"}) == []
-    (said,) = optimizer_faults({"optimizer": "adamw_torhc"})
-    assert "did you mean 'adamw_torch'?" in said
-
-
 def test_the_block_stays_a_dict_of_axolotl():
     """Else its own `validate_config` ends in "cannot be converted to 'SchemaSerializer'"."""
     from axolotl.utils.dict import DictDefault
@@ -593,62 +562,6 @@ def test_the_block_stays_a_dict_of_axolotl():
     config_checks.prepare(cfg)
     assert type(cfg.to_dict()["unlearn"]["data"]) is dict
     assert cfg.unlearn.pairing["group_by_length"] is True
-
-
-def test_an_adapter_without_an_owner_is_a_folder():
-    cfg = plain()
-    cfg |= {"adapter": "lora", "base_model": "gpt2"}
-    for name, told in (("nowhere", 1), ("someone/adapter", 0), (None, 0)):
-        found = config_faults(cfg | {"lora_model_dir": name})
-        assert ["does not exist" in fault for fault in found] == [True] * told
-
-
-@pytest.mark.parametrize(
-    ("path", "told", "says"),
-    [
-        ("rows.parquet", "json", "`datasets[0].ds_type: json` would read 'rows.parquet' as what"),
-        ("rows.jsonl", "csv", "use json, or remove the key"),
-        ("rows.parquet", "parquet", None),
-        ("someone/rows", "json", None),
-    ],
-)
-def test_a_file_is_read_as_what_it_is(path, told, says):
-    found = config_faults(plain(datasets=[ANYWHERE | {"path": path, "ds_type": told}]))
-    assert len(found) == (says is not None) and (says is None or says in found[0])
-
-
-@pytest.mark.parametrize(
-    ("deepspeed", "stage"),
-    [
-        ({"zero_optimization": {"stage": 3}}, 3),
-        ("ds3.json", 3),
-        ("zero3exp/ds2.json", 2),
-        ("zero3.json", 2),
-        ("not_there/zero3_bf16.json", 3),
-        ("not_there/ds.json", None),
-        ({"zero_optimization": "x"}, None),
-        (None, None),
-    ],
-)
-def test_the_stage_of_deepspeed_is_that_of_its_config(deepspeed, stage, tmp_path):
-    """It was "zero3" anywhere in the path, so that a block or `ds3.json` passed."""
-    from axolotl_unlearn.checks.config import _stage
-
-    (tmp_path / "zero3exp").mkdir()
-    for name, number in (("ds3.json", 3), ("zero3exp/ds2.json", 2), ("zero3.json", 2)):
-        (tmp_path / name).write_text(json.dumps({"zero_optimization": {"stage": number}}))
-    assert _stage(str(tmp_path / deepspeed) if isinstance(deepspeed, str) else deepspeed) == stage
-
-
-def test_what_the_run_would_fail_at(tmp_path):
-    """Each was called ready and ended in a traceback, some after a step."""
-    model_folder(tmp_path, model_type="gemma3n")
-    cfg = plain()
-    assert config_faults(cfg) == []
-    hidden = cfg | {"unlearn": {"forget": {"objective": "rmu"}}, "base_model": str(tmp_path)}
-    assert "of which Gemma 3n has four at once" in config_faults(hidden)[0]
-    found = [fault for fault in config_faults(cfg | {"deepspeed": "ds.json"}) if "package" in fault]
-    assert len(found) == (importlib.util.find_spec("deepspeed") is None)
 
 
 def test_a_fault_of_the_block_is_the_only_one(entry):
@@ -688,45 +601,6 @@ def test_names_that_no_file_can_have():
     cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [data], "base_model": name}
     assert sum("aaaa" in fault for fault in config_faults(cfg)) == 3
     assert any("aaaa" in fault for fault in check_files(cfg))
-
-
-@pytest.mark.parametrize(("layer", "told"), [(7, True), (9, True), (10, False), (15, False)])
-def test_a_layer_below_all_that_is_trained(layer, told):
-    block = {"forget": {"objective": "rmu", "layer": layer}}
-    cfg = plain(unlearn=block, adapter="lora")
-    found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
-    assert len(found) == told and all("from layer 10 on" in fault for fault in found)
-    assert config_faults(cfg) == []
-    assert "must be a list" in config_faults(cfg | {"peft_layers_to_transform": 12})[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "says"),
-    [
-        ("learning_rat", "did you mean `learning_rate`?"),
-        ("lora_layers_to_transform", "did you mean `peft_layers_to_transform`?"),
-        ("unlern", "did you mean `unlearn`?"),
-        ("pairing", "belongs into the block `unlearn:`"),
-    ],
-)
-def test_a_key_that_axolotl_would_ignore(key, says):
-    """It trained with the default and said nothing."""
-    cfg = plain()
-    (fault,) = config_faults(cfg | {key: 1})
-    assert f"`{key}`" in fault and says in fault
-    assert config_faults(cfg | {"x-datasets": 1}) == []  # where YAML anchors stand
-
-
-def test_a_key_that_stands_twice_in_a_config(tmp_path):
-    """YAML takes the last one: the first `datasets:`, with the forget rows, was not read."""
-    file = tmp_path / "my.yml"
-    file.write_text(
-        "a: &one {b: 1}\nc: {<<: *one, b: 2}\ndatasets: []\nunlearn: {}\ndatasets: []\n"
-    )
-    with pytest.raises(
-        UnlearnError, match="line 3: not valid YAML .the key 'datasets' stands twic"
-    ):
-        read_config(file)
 
 
 def test_phases_are_told(tmp_path):
@@ -802,17 +676,3 @@ print("npo", OBJECTIVES["npo"].function(scores).values.item())
     assert "beta: Input should be greater than 0" in run.stderr
     assert "loaded []" in lines
     assert lines[-1].startswith("npo 13.86")  # 2 / .1 * ln 2
-
-
-@pytest.mark.parametrize(
-    "text, fault",
-    [
-        ("a: &a {lr: 1}\nb: {c: &c {<<: *a, lr: 2}}\nd: {<<: *c, s: 3}\n", None),
-        ("d: {<<: {lr: 1, lr: 2}, s: 3}\n", "'lr' stands twice"),
-    ],
-)
-def test_merged_blocks_are_looked_at_as_they_are_written(tmp_path, text, fault):
-    path = tmp_path / "a.yml"
-    path.write_text(text)
-    with pytest.raises(UnlearnError, match=fault) if fault else nullcontext():
-        assert read_config(path)["d"] == {"lr": 2, "s": 3}

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults, setting_notes, untrainable
-from axolotl_unlearn.checks.level import level_notes
+from axolotl_unlearn.checks.config import config_faults, level_notes, setting_notes, untrainable
 from axolotl_unlearn.config import ObjectiveArgs, nearest, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_records, role_of
@@ -43,22 +42,20 @@ def check(
         )
         return [f"{path} has no `unlearn:` block; {cure}"], [], {}
     lacks = untrainable(cfg)
-    faults, lines, facts = config_faults(cfg) + [lacks] * bool(lacks), [], {}
+    checked = check_records(cfg)
+    faults = [*config_faults(cfg), *[lacks] * bool(lacks), *checked.faults]
+    if faults:
+        return faults, [], {}
+    lines, facts = summary(cfg, checked.counts), {}
+    unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
+    what = "no option of Axolotl, read by other plugins at most"
+    data = (cfg.get("unlearn") or {}).get("data") or {}
+    untried = (data.get("rows") or data.get("chat_template")) and not (full or show)
+    how = "whether the template renders the rows was not tried; `--full` or `--show 1` does."
+    notes = [f"{what}: {unread}"] * bool(unread) + checked.notes + [how] * bool(untried)
+    lines += [f"  note: {one}" for one in notes]
     try:
-        checked = check_records(cfg)
-        faults += checked.faults
-        if not faults:
-            unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
-            lines = summary(cfg, checked.counts)
-            if unread:
-                what = "no option of Axolotl, read by other plugins at most"
-                lines.append(f"  note: {what}: {', '.join(unread)}")
-            lines += [f"  note: {one}" for one in checked.notes]
-            data = (cfg.get("unlearn") or {}).get("data") or {}
-            if (data.get("rows") or data.get("chat_template")) and not (full or show):
-                how = "`--full` or `--show 1` does"
-                lines.append(f"  note: whether the template renders the rows was not tried; {how}.")
-        if (full or show) and not faults:
+        if full or show:
             from axolotl_unlearn.checks import rendered
 
             tokenizer, tables = rendered.tokenizer_of(cfg), {}
