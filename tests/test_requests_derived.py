@@ -173,6 +173,8 @@ def bomb(folder, kind: str) -> None:
 
 
 BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe", "array")
+#: A text is not parsed, so its depth costs nothing: it names no model.
+HARMLESS = {"aliases", "itself", "brackets"}
 
 
 def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_path):
@@ -184,5 +186,5 @@ def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_
     found = {one.path.name: one.why for one in derived(full / "requests/1", [tmp_path])}
     assert time.monotonic() - began < 30
     assert found.pop("z-copy") == "its weights are those of one"
-    assert set(found) == {*BOMBS, "x.gguf"}
+    assert set(found) == {*BOMBS, "x.gguf"} - HARMLESS
     assert all("look yourself" in why for why in found.values())

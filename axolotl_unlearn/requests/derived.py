@@ -6,38 +6,39 @@ path, name or digest; or if it has a tensor of one that neither the base nor the
 float32, bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
 
 Not found: a merge or quantised copy that names nothing and keeps no tensor; what lies elsewhere.
-A model that cannot be read within bounds (size, aliases of YAML, a pipe) is listed as not known.
+A model that cannot be read within bounds (size, a pipe, a cut GGUF) is listed as not known.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec, weights_digest
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.removal import size_of, within
+from axolotl_unlearn.requests.removal import size_of
 from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.search import Found, forms, walk
 
-#: Files of a model that may say what it was made of.
+#: Files of a model that may say what it was made of; by one of the first three it is known as one.
 ORIGINS = (
     *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
     *("unlearn_base.json", "README.md"),
 )
-
-
-#: How a model is listed that was not read; characters of a config or card that are read.
-UNKNOWN, LARGEST = "not known, look yourself", 2**24
+#: How a model is listed that was not read; bytes of a config or card that are read.
+UNKNOWN, LARGEST = "not known, look yourself", 2**22
+#: A value of JSON or YAML, which nobody has to parse: in quotes, to the end of its line, a word.
+_VALUE = re.compile(
+    r"""\"([^\"\n]+)\"|'([^'\n]+)'|[:-] +([^\s"'\[{][^\n,"'\]}]*)|([^\s,"'\[\]{}]+)"""
+)
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,34 @@ class Derived:
 class _Known:
     """What such a model is known by; ``tensors``: digests as float32."""
 
+    root: Path
     digests: set[str] = field(default_factory=set)
     paths: set[Path] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     tensors: set[str] = field(default_factory=set)
     clean: set[str] = field(default_factory=set)
 
-    def says(self, text: str, near: Path, root: Path) -> bool:
+    def says(self, text: str, near: Path) -> bool:
         """Whether a text of a file in ``near`` is one of them."""
         if text in self.digests or text in self.names:
             return True
-        for part in text.split("+") if len(text) < 4096 else ():
-            if part and any((p / part).resolve() in self.paths for p in (Path(), root, near)):
-                return True
-        return False
+        parts = text.split("+") if len(text) < 4096 else ()
+        places = [p / part for part in parts if part for p in (Path(), self.root, near)]
+        return any(place.resolve() in self.paths for place in places)
+
+    def why(self, model: Path, digest: str) -> str:
+        """How a model is known; empty where it is not."""
+        if digest in self.digests:
+            return "its weights are those of one"
+        inside = model.name == "merged" or model.name.startswith("checkpoint-")
+        if inside and model.parent.resolve() in self.paths:
+            return f"it is the {model.name} of one"
+        near = model if model.is_dir() else model.parent
+        for name, text in _said(model):
+            if self.says(text, near):
+                return f"{name} names one"
+        shared = sum(one in self.tensors for one in _tensors(model))
+        return f"{shared} of its tensors are those of one" if shared else ""
 
 
 def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
@@ -76,38 +91,38 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out, or a place does not exist.
     """
     request = Request.load(folder)
-    known, digests, faults = _known(request), {}, {}
+    known, digests, found = _known(request), {}, []
     for place in places:
         if not place.exists():
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
-        for model in _models(place, request.folder.parent):
-            digests[model] = ""
-            try:
-                _check_files(model)
-                if model.is_dir():
-                    digests[model] = weights_digest(ModelSpec("", str(model)))
-            except (UnlearnError, OSError) as error:
-                faults[model] = f"{UNKNOWN}: {error}"
+    for model in _models(places, request.folder.parent):
+        try:
+            digests[model] = _digest(model)
+        except (UnlearnError, OSError) as error:
+            found.append(Derived(model, f"{UNKNOWN}: {error}", size_of(model)))
     left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
-    models: list[Derived] = []
-
-    def why(model: Path) -> str:
-        return faults.get(model) or _why(model, digests[model], known, request.root)
-
-    while new := [(model, said) for model in left if (said := why(model))]:
-        for model, said in new:
-            models.append(Derived(model, said, size_of(model)))
-            if not said.startswith(UNKNOWN):
-                known.paths.add(model.resolve())
-                known.digests |= {digests[model]} - {""}
-        seen = {model for model, _ in new}
-        left = [model for model in left if model not in seen]
-    return sorted(models, key=lambda one: one.path)
+    new = True
+    while new:
+        new = []
+        for model in left:
+            try:
+                said = known.why(model, digests[model])
+            except (UnlearnError, OSError, ValueError) as error:
+                said = f"{UNKNOWN}: {error if isinstance(error, UnlearnError) else 'damaged'}"
+            if said:
+                new.append(Derived(model, said, size_of(model)))
+        gone = {one.path for one in new}
+        left = [model for model in left if model not in gone]
+        of_one = {one.path for one in new if not one.why.startswith(UNKNOWN)}
+        known.paths |= {model.resolve() for model in of_one}
+        known.digests |= {digests[model] for model in of_one} - {""}
+        found += new
+    return sorted(found, key=lambda one: one.path)
 
 
 def _known(request: Request) -> _Known:
     """The models before this request and earlier ones, and what those made: all have its rows."""
-    known, ledger = _Known(), Ledger(request.folder.parent)
+    known, ledger = _Known(request.root), Ledger(request.folder.parent)
     names = [entry["request"] for entry in ledger.accepted()]
     if request.id not in names:
         raise UnlearnError(
@@ -136,33 +151,26 @@ def _known(request: Request) -> _Known:
     return known
 
 
-def _models(place: Path, requests: Path) -> Iterator[Path]:
-    """Model and adapter folders and GGUF files below a place, but for those of the requests."""
-    for path in [place, *sorted(place.rglob("*"))]:
-        if within(path.resolve(), requests.resolve()):
-            continue
-        named = path.is_dir() and any((path / name).is_file() for name in ORIGINS[:3])
-        if named or (path.suffix == ".gguf" and path.is_file()):
-            yield path
+def _models(places: Iterable[Path], requests: Path) -> Iterator[Path]:
+    """Model and adapter folders and GGUF files below the places, but for those of the requests."""
+    files = walk(places, [requests], Found())
+    models = (p if p.suffix == ".gguf" else p.parent if p.name in ORIGINS[:3] else None
+              for p in files)  # fmt: skip
+    return iter(dict.fromkeys(filter(None, models)))
 
 
-def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
-    """How a model is known; empty where it is not."""
-    if digest in known.digests:
-        return "its weights are those of one"
-    near = model if model.is_dir() else model.parent
-    inside = model.name == "merged" or model.name.startswith("checkpoint-")
-    if inside and model.parent.resolve() in known.paths:
-        return f"it is the {model.name} of one"
-    try:
-        for name, text in _said(model):
-            if known.says(text, near, root):
-                return f"{name} names one"
-        shared = sum(digest in known.tensors for digest in _tensors(model))
-    except (UnlearnError, OSError, RecursionError, ValueError) as error:
-        said = str(error) if isinstance(error, UnlearnError) else type(error).__name__
-        return f"{UNKNOWN}: {said}"
-    return f"{shared} of its tensors are those of one" if shared else ""
+def _digest(model: Path) -> str:
+    """Of a folder.
+
+    Raises:
+        UnlearnError: A pipe or device in it, which would be waited for.
+    """
+    if not model.is_dir():
+        return ""
+    for path in model.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UnlearnError(f"{path} is no file; remove it.", code="derived.no-file")
+    return weights_digest(ModelSpec("", str(model)))
 
 
 def _said(model: Path) -> Iterator[tuple[str, str]]:
@@ -172,44 +180,15 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
             if name.startswith("general."):
                 yield f"{model.name} ({name})", str(part.contents())
         return
-    for name in ORIGINS:
-        path = model / name
-        if not path.is_file():
-            continue
+    for path in (model / name for name in ORIGINS if (model / name).is_file()):
+        if path.stat().st_size > LARGEST:
+            says = f"{path} is too large, so it is not known whether the model stays."
+            raise UnlearnError(says, code="derived.unreadable")
         text = path.read_text("utf-8", errors="replace")
-        if name == "README.md":
-            text = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
-        try:
-            if len(text) > LARGEST:
-                raise ValueError
-            content = (
-                json.loads(text) if path.suffix == ".json" else _NoAliases(text).get_single_data()
-            )
-        except (ValueError, RecursionError, yaml.YAMLError):
-            raise UnlearnError(
-                f"{path} cannot be read, so it is not known whether the model stays.",
-                code="derived.unreadable",
-            ) from None
-        yield from ((name, one) for one in strings(content))
-
-
-def _check_files(model: Path) -> None:
-    """
-    Raises:
-        UnlearnError: A pipe or device, which would be waited for.
-    """
-    for path in [model] if model.is_file() else model.iterdir():
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UnlearnError(f"{path} is no file; remove it.", code="derived.no-file")
-
-
-class _NoAliases(yaml.SafeLoader):
-    """YAML of which nothing stands for something else: a kilobyte of aliases is a terabyte."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError
-        return super().compose_node(parent, index)
+        if path.name == "README.md":  # its head, between two lines of dashes
+            text = "".join(text.split("---")[1:2]) if text.startswith("---") else ""
+        values = {"".join(one).strip() for form in forms(text) for one in _VALUE.findall(form)}
+        yield from ((path.name, part) for one in values for part in {one, *one.split()})
 
 
 def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
@@ -228,12 +207,8 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
         if file.suffix == ".gguf":
             from gguf import dequantize
 
-            plain = ("F32", "F16", "BF16")
-            arrays = (
-                dequantize(one.data, one.tensor_type)
-                for one in _gguf(file).tensors
-                if one.tensor_type.name in plain
-            )
+            plain = [t for t in _gguf(file).tensors if t.tensor_type.name in ("F32", "F16", "BF16")]
+            arrays = (dequantize(one.data, one.tensor_type) for one in plain)
         elif file.suffix == ".safetensors":
             opened = Tensors.of_file(file)
             tensors = (one for one in map(opened.__getitem__, opened) if one.is_floating_point())

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import read_manifest
+from axolotl_unlearn.files import MANIFEST
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read
-from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
+from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, listed, within
 from axolotl_unlearn.requests.request import Request, digest, read_json, write_json
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config
 from axolotl_unlearn.requests.search import Texts, row_texts
@@ -35,13 +35,12 @@ _WEIGHTS = re.compile(
     r".*\.safetensors|(pytorch_model|adapter_model).*\.bin|training_args\.bin|"
     r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth"
 )
-#: Folders of prepared rows: Axolotl's by their hash, ours.
-_PREPARED = re.compile(r"[0-9a-f]{32}|unlearn-[0-9a-f]{16}")
-#: Where Axolotl prepares rows if a config names no folder.
-PREPARED = "last_run_prepared"
-#: Folders of a request that hold its rows, for later audits.
+#: Folders of prepared rows: Axolotl's by their hash, ours; and where Axolotl makes them if a config
+#: names no folder.
+_PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}|unlearn-[0-9a-f]{16}"), "last_run_prepared"
+#: Folders of a request that hold its rows, for later audits; and of those, copies of other people's
+#: rows that nothing needs once the request was carried out.
 KEPT = ("data", "eval-data")
-#: Of those, copies of other people's rows that nothing needs once the request was carried out.
 _SPENT = re.compile(r"data/(retain|teacher-\d+)\.jsonl|eval-data/retain\.jsonl")
 
 
@@ -64,27 +63,27 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     deleted, kept = [], []
     for path in sorted((folder / "data").glob("*.jsonl")):
         (deleted if path.stem in DELETED else kept).extend(row_texts(path))
-    texts = Texts.of(deleted, kept)
     # A config that writes to the working folder owns nothing of what lies there.
-    shared = {
-        Path.home(),
-        *(p for q in (Path.cwd(), folder.parent.resolve()) for p in (q, *q.parents)),
-    }
-    roots = [
-        one for one in _outputs(request, config) if one.is_dir() and one.resolve() not in shared
-    ]
+    mine = (Path.cwd(), folder.parent.resolve())
+    shared = {Path.home(), *mine, *(up for one in mine for up in one.parents)}
+    outputs = _outputs(request, config)
+    roots = [one for one in outputs if one.is_dir() and one.resolve() not in shared]
     places = [*roots, folder.parent, *places, Path.cwd(), request.root, *hub_cache()]
-    planned = Plan(folder, texts, places, [request.after])
+    planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
     planned.look()
-    needed = _needed(request, config)
     found = sorted({*planned.found.left, *planned.found.named})
     items = [
         *_model_before(request, statement, roots),
+        *_beside(request.path("model")),
         *(item for root in roots for item in _of_run(root, found)),
         *_of_requests(request, found, with_data),
     ]
-    items = list({item.path.resolve(): item for item in reversed(items)}.values())[::-1]
-    planned.items = [replace(item, why=_why(item.path, needed) or item.why) for item in items]
+    needed = list(_needed(request, config))
+    first = {item.path.resolve(): item for item in reversed(items)}
+    planned.items = [
+        replace(item, why=next((why for why, has in needed if has(item.path)), item.why))
+        for item in reversed(first.values())
+    ]
     return planned
 
 
@@ -98,21 +97,18 @@ def erase(planned: Plan) -> dict[str, Any]:
     """
     folder = planned.folder
     ledger, known = Ledger(folder.parent), folder / ERASED
-    places = [_facts(item, folder) for item in planned.removable]
-    again = {one["path"] for one in places}
+    goes = _facts(planned.removable, folder)
     # What a killed run has not come to is no removed place.
-    removed = [
-        one
-        for one in (read_json(known) or {"removed": []})["removed"]
-        if one["path"] not in again and not os.path.lexists(folder / one["path"])
-    ] + places
+    before = (read_json(known) or {"removed": []})["removed"]
+    again = [one["path"] for one in goes]
+    gone = [o for o in before if o["path"] not in again and not os.path.lexists(folder / o["path"])]
 
-    def public(ones: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def public(ones: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """In a record: the name of a file outside may be that of a person."""
         return [
             {"hmac-sha256": ledger.keyed(one["path"])} | {k: one[k] for k in one if k != "path"}
             if one["path"].startswith("..")
-            else dict(one)
+            else one
             for one in ones
         ]
 
@@ -121,24 +117,25 @@ def erase(planned: Plan) -> dict[str, Any]:
         return [{"path": os.path.relpath(path, folder), what: count} for path, count in each]
 
     suppress(folder.parent)
-    # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
+    # Before anything goes: a run that is killed leaves a trace of what it was about to remove, and
+    # `verify` of another request knows why its files are gone.
+    owners = {_owner(item.path, folder.parent) for item in planned.removable} - {folder, None}
+    for owner in sorted(filter(None, owners)):
+        own = [item for item in planned.removable if within(item.path, owner)]
+        ledger.append("erasing", owner.name, places=_facts(own, owner))
     name = read(folder)["predicate"]["request"]["id"]
-    for owner in {one for item in planned.removable if (one := _owner(item.path, folder.parent))}:
-        own = [_facts(item, owner) for item in planned.removable if within(item.path, owner)]
-        if owner != folder:  # its `verify` knows then why these are gone
-            ledger.append("erasing", owner.name, places=own)
-    ledger.append("erasing", name, places=public(places))
-    write_json(known, {"removed": removed})
+    ledger.append("erasing", name, places=public(goes))
+    write_json(known, {"removed": gone + goes})
     result, texts = planned.look(removing=True), planned.texts
-    listed = {
-        "removed": removed,
-        "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
+    lists = {
+        "removed": gone + goes,
+        "kept": _facts((item for item in planned.items if item.why is not None), folder),
         "left": counts(result.left, "windows"),
         "named": counts(result.named, "texts"),
     }
     erased = {
         "time": now(),
-        "bytes": sum(one["bytes"] for one in removed),
+        "bytes": sum(one["bytes"] for one in gone + goes),
         "places": len(result.left) + len(result.named),
         "windows": texts.whole,
         "names": len(texts.windows) - texts.whole,
@@ -147,21 +144,20 @@ def erase(planned: Plan) -> dict[str, Any]:
         "unsearched_files": len(result.unsearched) + len(result.unreadable),
         "unsearched": result.not_searched(),
     }
-    write_json(known, erased | listed)
-    amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in listed.items()})
-    return erased | listed
+    write_json(known, erased | lists)
+    amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in lists.items()})
+    return erased | lists
 
 
-def _facts(item: Item, folder: Path) -> dict[str, Any]:
-    facts = asdict(item) | {"path": os.path.relpath(item.path, folder)}
-    return {name: value for name, value in facts.items() if value is not None}
+def _facts(items: Iterable[Item], folder: Path) -> list[dict[str, Any]]:
+    made = (asdict(one) | {"path": os.path.relpath(one.path, folder)} for one in items)
+    return [{k: value for k, value in one.items() if value is not None} for one in made]
 
 
 def _owner(path: Path, requests: Path) -> Path | None:
     """The folder of the request that a file belongs to."""
-    if not within(path.resolve(), requests.resolve()) or path.resolve() == requests.resolve():
-        return None
-    return requests / path.resolve().relative_to(requests.resolve()).parts[0]
+    real, top = path.resolve(), requests.resolve()
+    return requests / real.relative_to(top).parts[0] if top in real.parents else None
 
 
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
@@ -196,58 +192,56 @@ def _outputs(request: Request, config: Mapping[str, Any]) -> list[Path]:
     return [*(request.root / str(name) for name in names if name), *of_way(request)]
 
 
-def _is_model(place: Path) -> bool:
-    known = any((place / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
-    return known and any(place.glob("*.safetensors"))
-
-
 def _model_before(
     request: Request, statement: Mapping[str, Any], roots: list[Path]
 ) -> Iterator[Item]:
-    """Its weights, where they are still those of the record, and what training left beside them."""
+    """Its weights, where they are still those of the record; of an earlier request all of it."""
     before = request.facts["before"]
-    old, requests = Path(before["adapter"] or before["model"]), request.folder.parent.resolve()
-    made_here = within(old.resolve(), requests)
-    if old.is_dir():
-        why = None
-        if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
-            why = "it is not the model that the request began with"
-        elif not made_here and not any(within(old.resolve(), root.resolve()) for root in roots):
-            why = "it is outside the folders that the config writes to; remove it by hand"
-        if made_here:
-            yield Item.at("model before", old, why)
-        else:
-            kind = "adapter before" if before["adapter"] else "model before"
-            for path in sorted(old.iterdir()):
-                if path.is_file() and _WEIGHTS.fullmatch(path.name):
-                    yield Item.at(kind, path, why)
-    yield from _beside(request.path("model"))
+    old, why = Path(before["adapter"] or before["model"]), None
+    if not old.is_dir():
+        return
+    made_here = _owner(old, request.folder.parent) is not None
+    if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
+        why = "it is not the model that the request began with"
+    elif not made_here and not any(within(old.resolve(), root.resolve()) for root in roots):
+        why = "it is outside the folders that the config writes to; remove it by hand"
+    if made_here:
+        yield Item.at("model before", old, why)
+        return
+    kind = "adapter before" if before["adapter"] else "model before"
+    for path in sorted(old.iterdir()):
+        if path.is_file() and _WEIGHTS.fullmatch(path.name):
+            yield Item.at(kind, path, why)
+
+
+def _is_model(place: Path) -> bool:
+    return any((place / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
 
 
 def _beside(model: Path) -> Iterator[Item]:
     """What the Trainer and Axolotl write into the folder of a model."""
     for path in sorted(model.iterdir()) if model.is_dir() else ():
-        real = path.is_dir() and not path.is_symlink()
-        if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir():
-            if path.is_symlink() or _is_model(path) or any(path.glob("*.safetensors")):
-                yield Item.at("checkpoint", path)
-        elif path.name == "merged" and real and _is_model(path):
+        has_weights, link = any(path.glob("*.safetensors")), path.is_symlink()
+        if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and (link or has_weights):
+            yield Item.at("checkpoint", path)
+        elif path.name == "merged" and not link and _is_model(path) and has_weights:
             yield Item.at("merged model", path)
-        elif path.name == "debug.log":
+        elif path.name == "debug.log" or (path.name == "runs" and not link and _is_log(path)):
             yield Item.at("log", path)
-        elif path.name == "runs" and real:
-            inside = [one for one in path.rglob("*") if not one.is_dir()]
-            if inside and all(one.name.startswith("events.out.tfevents.") for one in inside):
-                yield Item.at("log", path)
+
+
+def _is_log(folder: Path) -> bool:
+    """TensorBoard's, and nothing else."""
+    inside = [one.name for one in folder.rglob("*") if not one.is_dir()]
+    return bool(inside) and all(name.startswith("events.out.tfevents.") for name in inside)
 
 
 def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
     """Below a folder that the config writes to."""
-    if any((root / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+    if _is_model(root):
         yield from _beside(root)
-    for entry in read_manifest(root)["entries"]:
-        path = Path(os.path.normpath(root / entry["path"]))
-        if os.path.lexists(path) and within(path.parent.resolve(), root.resolve()):
+    for _, path in listed(root / MANIFEST):
+        if within(path.parent.resolve(), root.resolve()):
             yield Item.at("listed by its run", path)
     for path in sorted(root.iterdir()):
         if _PREPARED.fullmatch(path.name) and (path / "state.json").is_file():
@@ -258,22 +252,20 @@ def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
 def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterator[Item]:
     """Work of the request, its rows, and what other requests hold of them."""
     folder, requests = request.folder, request.folder.parent
-    if (folder / "work").is_dir():
-        yield Item.at("work of the run", folder / "work")
-    for name in KEPT:
+    kept = None if with_data else "audits need it; `--with-data` removes it too"
+    for kind, name, why in (("work of the run", "work", None),
+                            *(("rows of the request", one, kept) for one in KEPT)):  # fmt: skip
         if (folder / name).is_dir():
-            why = None if with_data else "audits need it; `--with-data` removes it too"
-            yield Item.at("rows of the request", folder / name, why)
+            yield Item.at(kind, folder / name, why)
     done = {entry["request"] for entry in Ledger(requests).accepted()}
     for path in found:
-        owner = _owner(path, requests)
+        owner, why = _owner(path, requests), None
         if owner is None or path.resolve() != path.absolute():
             continue
         name = path.resolve().relative_to(owner.resolve()).as_posix()
         part = name.split("/")[0]
         if part in (name, "model") or (owner == folder and part in (*KEPT, "work")):
             continue
-        why = None
         if owner.name not in done:
             why = f"request {owner.name!r} was not carried out: finish it, or remove its folder"
         elif part in KEPT and not _SPENT.fullmatch(name):
@@ -286,47 +278,51 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
 # --- what stays ----------------------------------------------------------------------------------
 
 
-def _needed(request: Request, config: Mapping[str, Any]) -> list[tuple[Path, str, str]]:
-    """(place, kind, why it stays): of two reasons the first."""
+def _needed(request: Request, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(why, whether it is the reason that a place stays): of two the first."""
     ledger, requests = Ledger(request.folder.parent), request.folder.parent
     current = ledger.current() or {}
-    model, read = "model", "data"
-    needed = [
-        (current.get("path"), model, "it is the current model"),
-        ((current.get("base") or {}).get("name"), model, "the current model stands on it"),
-        (request.after.split("+")[0], model, "the model of this request stands on it"),
-        (request.facts["base"], model, "it is the base model"),
+    models = [
+        (current.get("path"), "it is the current model"),
+        ((current.get("base") or {}).get("name"), "the current model stands on it"),
+        (request.after.split("+")[0], "the model of this request stands on it"),
+        (request.facts["base"], "it is the base model"),
     ]
     done = {entry["request"] for entry in ledger.accepted()}
     for path in sorted(requests.glob("*/request.json")):
-        name, before = path.parent.name, Request.load(path.parent).facts["before"]
-        why = f"request {name!r}, which was not carried out yet, begins with it"
-        if name not in done:
-            needed += [(source, model, why) for source in (before["adapter"], before["model"])]
-    for key in ("datasets", "test_datasets"):
-        for name in (name for entry in entries(config, key) for name in _sources(entry)):
-            needed.append((request.root / name, read, f"the config reads it (`{key}`)"))
-    needed += [(Path.home(), "", "it is your home"), (Path.cwd(), "", "you work in it")]
-    needed += [(requests, "", "it is the folder of the requests")]
-    there = [(Path(place), kind, why) for place, kind, why in needed if place]
-    return [(place.resolve(), kind, why) for place, kind, why in there if place.exists()]
+        if (name := path.parent.name) not in done:
+            why = f"request {name!r}, which was not carried out yet, begins with it"
+            before = Request.load(path.parent).facts["before"]
+            models += [(source, why) for source in (before["adapter"], before["model"])]
+    data = [
+        (request.root / name, f"the config reads it (`{key}`)")
+        for key in ("datasets", "test_datasets")
+        for entry in entries(config, key)
+        for name in _sources(entry)
+    ]
+    yours = [(Path.home(), "it is your home"), (Path.cwd(), "you work in it")]
+    yours += [(requests, "it is the folder of the requests")]
+    for ones, inside in ((models, _of_model), (data, within), (yours, lambda *_: False)):
+        for place, why in ones:
+            if place and Path(place).exists():
+                yield why, _holder(Path(place).resolve(), inside)
+
+
+def _holder(place: Path, inside: Any) -> Any:
+    def has(path: Path) -> bool:
+        real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+        return within(place, real) or inside(real, place)
+
+    return has
+
+
+def _of_model(path: Path, model: Path) -> bool:
+    """A checkpoint within a model's folder is not that model."""
+    return path.parent == model and not path.name.startswith("checkpoint-")
 
 
 def _sources(entry: Mapping[str, Any]) -> Iterator[str]:
     """Paths that an entry of ``datasets`` names."""
-    yield str(entry.get("path"))
     files = entry.get("data_files") or []
-    for one in files.values() if isinstance(files, Mapping) else [files]:
-        yield from [one] if isinstance(one, str) else map(str, one)
-
-
-def _why(path: Path, needed: Iterable[tuple[Path, str, str]]) -> str | None:
-    """Why a place may not be removed."""
-    real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
-    for place, kind, why in needed:
-        inside = kind == "data" and within(real, place)
-        # A checkpoint within the current model's folder is not that model.
-        own = kind == "model" and real.parent == place and not real.name.startswith("checkpoint-")
-        if within(place, real) or inside or own:
-            return why
-    return None
+    for one in [entry.get("path"), *(files.values() if isinstance(files, Mapping) else [files])]:
+        yield from [one] if isinstance(one, str) else map(str, one or ())

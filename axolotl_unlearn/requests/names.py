@@ -20,7 +20,7 @@ from typing import NamedTuple
 import regex
 
 from axolotl_unlearn.normal_form import WORD, normal_form
-from axolotl_unlearn.requests.containers import forms
+from axolotl_unlearn.requests.search import forms
 
 #: How the name is written where it is taken.
 WHOLE, TURNED, FIELDS, ADDRESS = (

@@ -8,18 +8,21 @@ like that.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal as sized
+
+from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, read_manifest, remove
 from axolotl_unlearn.requests.request import counted
-from axolotl_unlearn.requests.search import Found, Texts, search, strings
+from axolotl_unlearn.requests.search import Decode, Found, Texts, search
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,9 @@ class Plan:
     """What goes, and what is searched for where.
 
     Attributes:
+        models: Whose tokenizer reads token ids.
         items: Files and folders that a run has left.
         sources: The user's own files of the rows, which stay and are not searched.
-        skip: Likewise, without a word.
-        models: Whose tokenizer reads token ids.
         found: Where deleted texts were found by the last `look`.
     """
 
@@ -58,7 +60,6 @@ class Plan:
     models: list[str]
     items: list[Item] = field(default_factory=list)
     sources: list[Path] = field(default_factory=list)
-    skip: list[Path] = field(default_factory=list)
     found: Found = field(default_factory=Found)
 
     @property
@@ -67,38 +68,34 @@ class Plan:
 
     def look(self, *, removing: bool = False) -> Found:
         """Search all places, after the removal of what can be removed if asked for."""
-        decode = _tokenizer(self.models)  # before its folder may go
+        decode = _decoder(self.models)  # before its folder may go
         for item in self.removable if removing else ():
             remove(item.path)
-        skip = [*self.sources, *self.skip]
-        self.found = search(self.places, self.texts, decode, skip=skip)
+        self.found = search(self.places, self.texts, decode, skip=self.sources)
         return self.found
 
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
         """What was found in none of the items that are listed."""
         gone = [item.path.resolve() for item in self.items]
-        return {
-            path: count
-            for path, count in sorted(places.items())
-            if not any(within(path.resolve(), item) for item in gone)
-        }
+        kept = (one for one in sorted(places) if not any(within(one.resolve(), g) for g in gone))
+        return {path: places[path] for path in kept}
 
     def lines(self) -> Iterator[str]:
         """What goes and what stays, for a reader."""
         for item in self.items:
-            said, why = ("keep  ", f" ({item.why})") if item.why else ("remove", "")
-            yield f"{said}  {sized(item.bytes):>9}  {item.kind}: {shown(item.path)}{why}"
+            said, why = ("keep", f" ({item.why})") if item.why else ("remove", "")
+            yield f"{said:6}  {sized(item.bytes):>9}  {item.kind}: {shown(item.path)}{why}"
         for path in self.sources:
-            yield f"yours   {_at(path)}forget rows: {shown(path)}"
+            yield f"yours   {sized(size_of(path)):>9}  forget rows: {shown(path)}"
 
     def facts(self) -> dict[str, Any]:
         """Of the last search, for programs."""
         result = self.found
+        searched = {"files": result.files, "bytes": result.searched_bytes}
         return {
             "left": self.stays(result.left),
             "named": self.stays(result.named),
-            "searched": {"files": result.files, "bytes": result.searched_bytes}
-            | {"windows": self.texts.whole},
+            "searched": searched | {"windows": self.texts.whole},
             "unsearched": result.unsearched,
             "unreadable": result.unreadable,
         }
@@ -106,14 +103,16 @@ class Plan:
     def found_lines(self) -> Iterator[str]:
         """What the last search has found in what stays, and what it did not look into; no text."""
         result, texts, whole = self.found, self.texts, self.texts.whole
-        for path, counts in _by_folder(self.stays(result.left)):
-            said = f"{max(counts)} of {whole} windows{_files(counts)}"
-            yield f"left    {_at(path)}still holds deleted texts, {said}: {shown(path)}"
-        for path, counts in _by_folder(self.stays(result.named)):
-            said = f"holds {max(counts)} short texts (names, numbers){_files(counts)}"
-            yield f"named   {_at(path)}{said}: {shown(path)}"
-        for path, counts in _by_folder(dict.fromkeys(result.unreadable, 0)):
-            yield f"unread  {_at(path)}look yourself{_files(counts)}: {shown(path)}"
+        left, named = self.stays(result.left), self.stays(result.named)
+        for word, places, says in (
+            ("left", left, f"still holds deleted texts, {{}} of {whole} windows"),
+            ("named", named, "holds {} short texts (names, numbers)"),
+            ("unread", dict.fromkeys(result.unreadable, 0), "look yourself"),
+        ):
+            for path, counts in _by_folder(places).items():
+                line = says.format(max(counts))
+                line += f", in {len(counts)} files" if len(counts) > 1 else ""
+                yield f"{word:6}  {sized(size_of(path)):>9}  {line}: {shown(path)}"
         said = (
             f"searched {result.files} files ({sized(result.searched_bytes)}) for "
             f"{counted(whole, 'window')} of eight words and "
@@ -136,33 +135,21 @@ def shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def sized(count: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(count)
-
-
-def _by_folder(files_by_path: Mapping[Path, int]) -> Iterator[tuple[Path, list[int]]]:
-    """Files with their count; those of a cache of Hugging Face by its folders."""
-    caches, groups = hub_cache(), {}
-    for path, count in files_by_path.items():
-        cache = next((one for one in caches if one in path.parents), None)
+def _by_folder(files: Mapping[Path, int]) -> dict[Path, list[int]]:
+    """Files with their count; several of one folder of a cache of Hugging Face together."""
+    groups: dict[Path, list[Path]] = {}
+    for path in files:
+        cache = next((one for one in hub_cache() if one in path.parents), None)
         place = cache / path.relative_to(cache).parts[0] if cache else path
-        groups.setdefault(place, {})[path] = count
-    for place, files in groups.items():
-        yield place if len(files) > 1 else next(iter(files)), list(files.values())
-
-
-def _files(counts: Sequence[int]) -> str:
-    return f", in {len(counts)} files" if len(counts) > 1 else ""
-
-
-def _at(path: Path) -> str:
-    size = path.stat().st_size if path.is_file() else size_of(path)
-    return f"{sized(size):>9}  "
+        groups.setdefault(place, []).append(path)
+    return {
+        place if len(paths) > 1 else paths[0]: [files[path] for path in paths]
+        for place, paths in groups.items()
+    }
 
 
 def size_of(path: Path) -> int:
+    """Bytes of a file or link, or of all that is in a folder."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
@@ -181,7 +168,7 @@ def hub_cache() -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def _tokenizer(models: Iterable[str]) -> Callable[[list[list[int]]], list[str]] | None:
+def _decoder(models: Iterable[str]) -> Decode | None:
     """Token ids to text, by the first of the models that has a tokenizer; else None."""
     from axolotl_unlearn.models import load_tokenizer, parse_models
 
@@ -192,6 +179,14 @@ def _tokenizer(models: Iterable[str]) -> Callable[[list[list[int]]], list[str]] 
             continue
         return partial(tokenizer.batch_decode, skip_special_tokens=True)
     return None
+
+
+def listed(manifest: Path) -> Iterator[tuple[str, Path]]:
+    """(what it holds, path) of what the run of a list has written and is there, drafts too."""
+    for entry in read_manifest(manifest.parent)["entries"]:
+        path = Path(os.path.normpath(manifest.parent / entry["path"]))
+        drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
+        yield from ((str(entry.get("holds")), p) for p in (path, *drafts) if os.path.lexists(p))
 
 
 # --- of a run ------------------------------------------------------------------------------------
@@ -207,61 +202,48 @@ def of_run(out: Path, *, forget: Iterable[Path] = (), places: Iterable[Path] = (
     Raises:
         UnlearnError: No list, a damaged one, a deletion request, or no rows to search for.
     """
-    manifests = _manifests(out)
+    manifests = sorted(out.rglob(MANIFEST)) if out.is_dir() else []
     if not manifests:
         raise UnlearnError(f"{out} has no {MANIFEST}: no run of ours wrote it, or it is clean.")
     if [*out.glob("request.json"), *out.glob("ledger.jsonl")]:
         raise UnlearnError(
             f"{out} belongs to deletion requests; use `axolotl-unlearn request erase`."
         )
-    known = _named(manifests, "sources")
-    sources = [path for path in [*forget] or dict.fromkeys(known) if path.is_file()]
+
+    def files(key: str) -> list[Path]:
+        named = [one.parent / name for one in manifests for name in read_manifest(one.parent)[key]]
+        return [
+            path for path in dict.fromkeys(map(os.path.normpath, named)) if os.path.isfile(path)
+        ]
+
+    sources = [path for path in [*forget] or map(Path, files("sources")) if path.is_file()]
     if not sources:
         raise UnlearnError(
             f"the forget rows of {out} are not where they were, so nothing could be searched for; "
             "name them: `--forget FILE`."
         )
-    items = list({item.path: item for one in manifests for item in _items(one, out)}.values())
-    kept = [path for path in _named(manifests, "retained") if path.is_file()]
+    items = {path: _item(holds, path, out) for one in manifests for holds, path in listed(one)}
+    texts = ((t for path in each for _, row in read_rows(Path(path)) for t in strings(row))
+             for each in (sources, files("retained")))  # fmt: skip
     # Prepared data alone: a list that was tampered with may name any place.
-    free = [item.path.parent for item in items if item.why is None]
-    outside = [path for path in free if not within(path.resolve(), out.resolve())]
-    texts = ((t for path in files for _, row in read_rows(path) for t in strings(row))
-             for files in (sources, kept))  # fmt: skip
+    outside = {item.path.parent for item in items.values() if item.why is None}
+    searched = [out, *sorted(outside), *hub_cache(), *places]
     models = [str(out), *(str(one.parent) for one in manifests)]
-    searched = [out, *outside, *hub_cache(), *places]
-    return Plan(out, Texts.of(*texts), searched, models, items, sources)
+    return Plan(out, Texts.of(*texts), searched, models, [*items.values()], sources)
+
+
+def _item(holds: str, path: Path, out: Path) -> Item:
+    real = path.parent.resolve() / path.name
+    inside = real != out.resolve() and within(real, out.resolve())
+    why = None if inside or is_prepared(path) else "it is outside; remove it by hand"
+    return Item.at(holds, path, why)
 
 
 def clean(planned: Plan) -> Found:
     """Remove, search everything again, and drop the lists if nothing is left."""
     result = planned.look(removing=True)
     if not result.left and len(planned.removable) == len(planned.items):
-        for manifest in _manifests(planned.folder):
-            if not any(_items(manifest, planned.folder)):
+        for manifest in planned.folder.rglob(MANIFEST):
+            if not any(listed(manifest)):
                 manifest.unlink()
     return result
-
-
-def _manifests(out: Path) -> list[Path]:
-    return sorted(out.rglob(MANIFEST)) if out.is_dir() else []
-
-
-def _named(manifests: Iterable[Path], key: str) -> list[Path]:
-    return [
-        Path(os.path.normpath(manifest.parent / name))
-        for manifest in manifests
-        for name in read_manifest(manifest.parent)[key]
-    ]
-
-
-def _items(manifest: Path, out: Path) -> Iterator[Item]:
-    for entry in read_manifest(manifest.parent)["entries"]:
-        path = Path(os.path.normpath(manifest.parent / entry["path"]))
-        drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
-        for one in (path, *drafts):
-            if os.path.lexists(one):
-                real = one.parent.resolve() / one.name
-                inside = real != out.resolve() and within(real, out.resolve())
-                why = None if inside or is_prepared(one) else "it is outside; remove it by hand"
-                yield Item.at(str(entry.get("holds")), one, why)

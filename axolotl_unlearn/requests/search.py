@@ -1,22 +1,34 @@
 """Which files still hold deleted texts? Windows of eight words, and short texts whole.
 
-Every file is opened as what it is (`requests.containers`). What cannot be searched without running
-or unpacking it, such as weights, pictures and the history of a git repository, is counted under its
-name, so that nobody takes it for clean.
+Read is what needs no program and no unpacking beyond one level: text in UTF-8, 16 or 32, JSON, HTML
+and links, parquet, arrow, gzip, zip. A file is what its content says, and its name only where the
+content says nothing. The rest (weights, pictures, archives in archives, git, base64) is counted
+under its name, so that nobody takes it for clean.
 """
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import html
+import re
+import urllib.parse
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.containers import Decode, texts_of
+
+Decode = Callable[[list[list[int]]], list[str]]
+Part = TypeVar("Part", bytes, str)
 
 #: Words of a window: eight in a row are hardly ever the same by chance.
 WINDOW = 8
@@ -25,11 +37,40 @@ WINDOW = 8
 SHORTEST = 4
 #: Digits of a number that may name somebody.
 LEAST_DIGITS = 5
-#: Not looked into, and said: programs of others.
-_SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
-_GIT = "git repositories"
-_SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
 _KEYS = 64
+#: Not looked into, and said: programs of others, and what a link must not lead to.
+_SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
+_SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
+#: Not looked into, and said: how such a file begins, or how its name ends.
+_CLOSED: dict[str, tuple[str | bytes, ...]] = {
+    "weights": (
+        *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"),
+    ),
+    "pictures and sound": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"OggS", b"fLaC"),
+    "archives (7z)": (b"7z\xbc\xaf", ".7z"),
+    "archives (rar)": (b"Rar!", ".rar"),
+    "archives (bz2)": (b"BZh", ".bz2"),
+    "archives (xz)": (b"\xfd7zXZ\x00", ".xz"),
+    "archives (zstd)": (b"\x28\xb5\x2f\xfd", ".zst"),
+    "archives (tar)": (".tar", ".tgz"),
+    "PDF": (b"%PDF", ".pdf"),
+    "pickles": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+}
+_GZIP, _ZIP, _TABLE = b"\x1f\x8b", b"PK\x03\x04", (b"PAR1", b"ARROW1")
+_NESTED = "archives and tables within archives"
+#: What is packed may be so many times as large as its file (and `_FREE` bytes more); a zip has a
+#: list of members of so many bytes at most.
+_EXPANDS, _FREE, _MEMBERS = 100, 2**26, 2**24
+_BOMB = f"parts that unpack to over {_EXPANDS} times their file"
+#: Bytes that are read at once, characters of the last part that are read again (a window may go
+#: across), rows of a table at a time.
+_PART, _OVERLAP, _ROWS = 2**22, 2**12, 256
+#: Backslashes of JSON within JSON double.
+_ESCAPE = re.compile(r"((?:\\+u[0-9a-fA-F]{4})+)|\\+[nrt\"/\\]")
+_TAG = re.compile(r"<[^<>]{1,2000}>")
+_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n){2}|[A-Za-z0-9+/_-]{200}")
+_FAULTS = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -62,12 +103,11 @@ class Texts:
                 windows.update(in_a_row(spoken, min(WINDOW, len(spoken))))
             else:
                 too_short += bool(spoken)
-        sizes = {len(window) for window in windows}
+        sizes = tuple(sorted({len(window) for window in windows}))
         for spoken in map(words, set(kept)):
             for size in sizes:
                 windows.difference_update(in_a_row(spoken, size))
         keys = tuple({max(window, key=len) for window in windows})
-        sizes = tuple(sorted({len(window) for window in windows}))
         return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
 
     @property
@@ -123,10 +163,7 @@ class Found:
 
 
 def search(
-    places: Iterable[Path],
-    texts: Texts,
-    decode: Decode | None = None,
-    skip: Iterable[Path] = (),
+    places: Iterable[Path], texts: Texts, decode: Decode | None = None, skip: Iterable[Path] = ()
 ) -> Found:
     """Look into every file below the places, behind links too, each once.
 
@@ -135,34 +172,32 @@ def search(
         skip: Folders and files that are not looked into.
     """
     result = Found()
-    for path in _files(places, {path.resolve() for path in skip}, result):
+    for path in walk(places, skip, result):
         unread: set[str] = set()
         windows: set[tuple[str, ...]] = set()
         try:
-            for text in texts_of(path, decode, unread):
+            for text in _texts_of(path, decode, unread):
                 windows |= texts.among(text)
                 if len(windows) == len(texts.windows):
                     break
             if "weights" not in unread:
                 result.files += 1
                 result.searched_bytes += path.stat().st_size
-        except (OSError, ValueError, EOFError):
+        except _FAULTS:
             result.unreadable.append(path)  # what came before the fault counts all the same
         if unread:
             result.unsearched[path] = ", ".join(sorted(unread))
         long = sum(len(window) >= SHORTEST for window in windows)
-        if long:
-            result.left[path] = long
-        elif windows:
-            result.named[path] = len(windows)
+        if windows:
+            (result.left if long else result.named)[path] = long or len(windows)
     return result
 
 
-def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterator[Path]:
-    """Files, each by its real path once."""
+def walk(places: Iterable[Path], skip: Iterable[Path], result: Found) -> Iterator[Path]:
+    """Files below the places, each by its real path once; ``result`` gets what was left out."""
     pending = list(places)[::-1]
     # A link must not lead to the whole disk; what was asked for is searched all the same.
-    asked, seen = {place.resolve() for place in pending}, set(skipped)
+    asked, seen = {place.resolve() for place in pending}, {path.resolve() for path in skip}
     above = {folder for place in asked for folder in place.parents}
     above = {folder for folder in above if asked.isdisjoint([folder, *folder.parents])} | _SYSTEM
     while pending:
@@ -172,19 +207,179 @@ def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterato
         seen.add(real)
         if place.is_file():
             yield place
-        elif place.is_dir() and place.name in _SKIPPED:
+        elif not place.is_dir():
+            continue
+        elif place.name in _SKIPPED:
             result.unsearched[place] = f"folders called {place.name}"
         elif (place / "objects").is_dir() and (place / "HEAD").is_file():
-            result.unsearched[place] = _GIT
-        elif place.is_dir() and real in above:
+            result.unsearched[place] = "git repositories"
+        elif real in above:
             result.unsearched[place] = "links to folders above or of the system"
-        elif place.is_dir():
+        else:
             try:
-                inside = sorted(place.iterdir())
+                pending += sorted(place.iterdir(), reverse=True)
             except OSError:
                 result.unreadable.append(place)
-                continue
-            pending += inside[::-1]
+
+
+# --- what a file says ----------------------------------------------------------------------------
+
+
+def _texts_of(path: Path, decode: Decode | None, unread: set[str]) -> Iterator[str]:
+    """The texts of a file, in parts; ``unread`` gets the kinds of what cannot be searched.
+
+    Raises `_FAULTS`: it is damaged, or token ids have no tokenizer.
+    """
+    most = _EXPANDS * path.stat().st_size + _FREE
+    with path.open("rb") as file:
+        head = file.read(512)
+        if path.suffix == ".safetensors":  # what stands before the numbers
+            file.seek(8)
+            size = min(int.from_bytes(head[:8], "little"), _FREE)
+            yield from forms(file.read(size).decode("utf-8", "replace"))
+        file.seek(0)
+        if kind := _closed(head, path):
+            unread.add(kind)
+        elif _is_table(head, path):
+            for text in _bounded(_tables(file, decode), most, unread):
+                yield from forms(text)
+        elif head.startswith(_GZIP):
+            with gzip.open(file) as inner:
+                yield from _packed(_bounded(_parts(inner), most, unread), path.with_suffix(""),
+                                   unread)  # fmt: skip
+        elif head.startswith(_ZIP):  # also an office document, an e-book, a jar
+            yield from _members(file, most, unread)
+        else:
+            if path.suffix in (".zip", ".gz"):
+                unread.add("archives of an unknown kind")
+            yield from _text(_parts(file), unread)
+
+
+def _closed(head: bytes, path: Path) -> str:
+    suffix = path.suffix.lower()
+    for kind, signs in _CLOSED.items():
+        if any(
+            sign == suffix if isinstance(sign, str) else head.startswith(sign) for sign in signs
+        ):
+            return kind
+    return "archives (tar)" if head[257:262] == b"ustar" else ""
+
+
+def _is_table(head: bytes, path: Path) -> bool:
+    return head.startswith(_TABLE) or path.suffix in (".parquet", ".arrow", ".feather")
+
+
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(file.read, _PART), b"")
+
+
+def _bounded(parts: Iterable[Part], most: int, unread: set[str]) -> Iterator[Part]:
+    """Until they are larger together than anything that is meant to be read."""
+    for part in parts:
+        if (most := most - len(part)) < 0:
+            unread.add(_BOMB)
+            return
+        yield part
+
+
+def _packed(parts: Iterator[bytes], path: Path, unread: set[str]) -> Iterator[str]:
+    """A file in an archive, of which text alone is read."""
+    head = next(parts, b"")
+    kind = _closed(head[:512], path)
+    if not kind and (_is_table(head, path) or head.startswith((_GZIP, _ZIP))):
+        kind = _NESTED
+    if kind:
+        unread.add(kind)
+    else:
+        yield from _text(chain([head], parts), unread)
+
+
+def _members(file: IO[bytes], most: int, unread: set[str]) -> Iterator[str]:
+    """Of a zip whose list of members is short enough to be read."""
+    file.seek(-min(file.seek(0, 2), 2**16 + 22), 2)
+    _, found, end = file.read().rpartition(b"PK\x05\x06")
+    if not found or int.from_bytes(end[8:12], "little") > _MEMBERS:
+        unread.add("archives that are cut off or have very many members")
+        return
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            yield member.filename
+            most -= member.file_size  # no more than that is read
+            if member.flag_bits & 1:
+                unread.add("encrypted archives")
+            elif most < 0:
+                unread.add(_BOMB)
+            elif not member.is_dir():
+                with archive.open(member) as inner:
+                    yield from _packed(_parts(inner), Path(member.filename), unread)
+
+
+def _text(parts: Iterator[bytes], unread: set[str]) -> Iterator[str]:
+    head, rest = next(parts, b""), ""
+    encoding = _encoding(head[:512])
+    if encoding == "utf-8" and b"\0" in head[:512]:
+        unread.add("binary files")  # of which the text is searched
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for part in chain([head], parts, [b""]):
+        text = rest + decoder.decode(part, final=not part)
+        yield from forms(text)
+        if _BASE64.search(text):
+            unread.add("encoded text (base64)")
+        rest = text[-_OVERLAP:]
+
+
+def _encoding(head: bytes) -> str:
+    """UTF-8 unless it is UTF-16 or UTF-32, with or without their mark."""
+    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "utf-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    half = max(1, len(head) // 2)
+    for name, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
+        if len(head) > 8 and zeros.count(0) > 0.4 * half and head.count(0) < 0.6 * len(head):
+            return name
+    return "utf-8"
+
+
+def forms(text: str) -> Iterator[str]:
+    """A text, and what it may stand for: escapes, entities, without tags, of a link."""
+
+    def characters(escape: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
+        units = bytes.fromhex(re.sub(r"\\+u", "", escape[1] or ""))
+        return units.decode("utf-16-be", "replace") or " "
+
+    plain = html.unescape(_ESCAPE.sub(characters, text))
+    yield plain
+    if "<" in plain and (bare := _TAG.sub("", plain)) != plain:
+        yield bare  # a word may be cut by a tag
+        yield _TAG.sub(" ", plain)
+    if _PERCENT.search(plain):
+        yield urllib.parse.unquote_plus(plain)
+
+
+def _tables(file: IO[bytes], decode: Decode | None) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.read(4) == b"PAR1":
+        batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
+    else:
+        file.seek(0)
+        try:
+            batches = pa.ipc.open_stream(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            whole = pa.ipc.open_file(file)
+            batches = map(whole.get_batch, range(whole.num_record_batches))
+    for batch in batches:
+        for name in batch.schema.names:
+            column = batch.column(name)
+            if name.endswith("input_ids") or name in ("prompt_ids", "chosen_ids", "rejected_ids"):
+                if decode is None:
+                    raise ValueError("token ids and no tokenizer")
+                yield from decode([ids for ids in column.to_pylist() if ids])
+            elif "string" in str(column.type):  # of lists, structs and dictionaries too
+                yield from strings(column.to_pylist())
 
 
 def row_texts(path: Path) -> list[str]:
