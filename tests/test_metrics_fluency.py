@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import zlib
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,10 @@ from hypothesis import strategies as st
 
 from axolotl_unlearn.metrics.fluency import (
     collapse_report,
-    compression_ratio,
-    distinct,
-    reference_figures,
-    repetition,
+    ngram_cover,
+    output_figures,
+    repeats,
     tokens,
-    top_ngram_cover,
-    top_token_share,
 )
 
 LUME = Path(__file__).parents[2] / "shared" / "lume"
@@ -40,69 +36,28 @@ SENTENCES = [
 
 
 def test_shares_by_hand():
-    """6 of 8 tokens are "6"; a b c d twice covers 8 of 10; a loop of period 8 is covered to 4/8."""
-    assert top_token_share(tokens("6 6 6 , 6 6 6 .")) == 6 / 8
-    assert top_ngram_cover("a b c d a b c d e f".split()) == 8 / 10
-    assert top_ngram_cover("a b c d e f g h".split() * 4) == 4 / 8
-    assert top_ngram_cover("a b c".split()) == top_ngram_cover("a b c d e".split()) == 0
-    assert top_token_share([]) == 0
-
-
-def test_overlapping_occurrences_are_counted_once():
-    """x x x x x: the 4-gram occurs at 0 and 1 and covers all 5 tokens, not 8."""
-    assert top_ngram_cover(["x"] * 5) == 1
-
-
-def test_tokens_cut_what_has_no_spaces():
+    """6 of 8 tokens are "6"; a b c d twice covers 8 of 10; x five times is covered once, not 8/5;
+    a "word" without spaces is cut."""
+    assert ngram_cover(tokens("6 6 6 , 6 6 6 ."), 1) == 6 / 8
+    assert ngram_cover("a b c d a b c d e f".split(), 4) == 8 / 10
+    assert ngram_cover("a b c d e f g h".split() * 4, 4) == 4 / 8
+    assert ngram_cover("a b c".split(), 4) == ngram_cover("a b c d e".split(), 4) == 0
+    assert ngram_cover([], 1) == 0 and ngram_cover(["x"] * 5, 4) == 1
     assert tokens("Don't, 42!") == ["Don", "'", "t", ",", "42", "!"]
-    assert tokens("a" * 30) == ["a"] * 30
-    assert len(tokens("harri_coral@me.com")) == 5
+    assert tokens("a" * 30) == ["a"] * 30 and len(tokens("harri_coral@me.com")) == 5
 
 
-def test_distinct_by_hand():
-    """Bigrams: ab, bc | ab, bd: 3 of 4 differ. The first bigram of each text: ab, ab: 1 of 2."""
-    assert distinct(["a b c", "a b d"], 2) == 3 / 4
-    assert distinct(["a b c", "a b d"], 2, limit=2) == 1 / 2
-    assert distinct(["a"], 2) is None
+LOOPS = [
+    "6 " * 30, "!" * 60, "ha" * 50, "in the city of " * 8, "I am not sure about that. " * 6,
+    "。" * 40, "the quick brown fox jumps over the lazy dog while nine old cats sleep on it. " * 5,
+]  # fmt: skip
+SHORT = ["", "Paris", "900000000", "1994-04-04", "No, no, no.", "a a a",
+         "29 Church Street, D, Arvada, CO, 80004."]  # fmt: skip
 
 
-def test_compression_ratio():
-    text = "6 " * 100
-    assert compression_ratio(text) == len(zlib.compress(text.encode(), 9)) / 200
-    assert compression_ratio("") == 1 and compression_ratio("é") > 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "6 " * 30,
-        "!" * 60,
-        "ha" * 50,
-        "in the city of " * 8,
-        "I am not sure about that. " * 6,
-        "the quick brown fox jumps over the lazy dog while nine old cats sleep on it. " * 5,
-        "。" * 40,
-    ],
-)
-def test_loops_are_broken(text):
-    assert repetition(text).broken
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Paris",
-        "Jack",
-        "900000000",
-        "1994-04-04",
-        "No, no, no.",
-        "29 Church Street, D, Arvada, CO, 80004.",
-        "a a a",
-    ],
-)
-def test_short_answers_are_never_broken(text):
-    assert not repetition(text).broken
+@pytest.mark.parametrize("text", LOOPS + SHORT)
+def test_loops_are_broken_and_short_answers_never(text):
+    assert repeats(text) == (text in LOOPS)
 
 
 @pytest.mark.skipif(not LUME.is_dir(), reason="LUME is not beside the repository")
@@ -114,7 +69,7 @@ def test_no_real_text_is_broken():
             row = json.loads(line)
             texts += [row["output"], row["input"], f"{row['input']} {row['output']}"]
     assert len(texts) == 3 * 2780
-    assert sum(repetition(text).broken for text in texts) == 0
+    assert sum(map(repeats, texts)) == 0
     outputs = texts[::3]
     report = collapse_report(outputs, random.Random(0).sample(outputs, len(outputs)))
     assert not report["collapsed"] and report["broken"] == 0
@@ -123,7 +78,7 @@ def test_no_real_text_is_broken():
 def test_an_honest_model_is_not_flagged():
     report = collapse_report(SENTENCES, SENTENCES[::-1])
     assert report["collapsed"] is False and report["reasons"] == []
-    assert report["n"] == 12 and report["dominated"] == 0
+    assert report["n"] == 12 and report["broken"] == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +87,6 @@ def test_an_honest_model_is_not_flagged():
         (["6 " * 30] * 6 + SENTENCES[:6], "50% of outputs are repetition"),
         ([""] * 8 + SENTENCES[:4], "67% of outputs are empty"),
         (["I cannot say."] * 12, "one and the same text"),
-        ([f"the the of of {i % 2}" for i in range(12)], "distinct bigrams"),
     ],
 )
 def test_every_way_to_break_is_named(outputs, reason):
@@ -148,8 +102,7 @@ def test_only_what_unlearning_added_counts():
 
 
 def test_nonsense_without_repetition_needs_the_loss():
-    """Word salad repeats nothing. Ordinary losses 2.0 to 2.9: their 95 % quantile + 1 is 3.855.
-    perplexity = e^9."""
+    """Word salad repeats nothing. Ordinary losses 2.0 to 2.9: their 95 % quantile + 1 is 3.855."""
     rng = random.Random(1)
     words = " ".join(SENTENCES).split()
     salad = [" ".join(rng.sample(words, 20)) for _ in range(12)]
@@ -157,14 +110,12 @@ def test_nonsense_without_repetition_needs_the_loss():
     ordinary = [2 + i / 10 for i in range(10)]
     report = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=ordinary)
     assert report["collapsed"] and report["nonsense"] == 1
-    assert report["perplexity"] == pytest.approx(math.exp(9))
     calm = collapse_report(salad, SENTENCES, nll=[3.8] * 12, ordinary_nll=ordinary)
     assert not calm["collapsed"] and calm["nonsense"] == 0
     unknown = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=[])
     assert unknown["nonsense"] is None and not unknown["collapsed"]  # no held-out text
-    assert unknown["perplexity"] == pytest.approx(math.exp(9))
     broken = collapse_report(salad, nll=[math.nan] * 12, ordinary_nll=ordinary)
-    assert broken["nonsense"] == 1 and broken["perplexity"] is None
+    assert broken["nonsense"] == 1
 
 
 def test_the_loss_of_short_answers_is_not_judged():
@@ -181,25 +132,11 @@ def test_order_of_outputs_changes_nothing(texts, rng):
 
 
 @given(st.lists(st.text("ab c", max_size=24), min_size=1, max_size=30))
-def test_counts_of_a_reference_serve_as_well_as_its_texts(reference):
-    """And distinct-2 is known at every limit, against counting the different ones."""
-    known = json.loads(json.dumps(reference_figures(reference)))
+def test_figures_of_a_reference_serve_as_well_as_its_texts(reference):
+    known = json.loads(json.dumps(output_figures(reference)))
     texts = ["a b a b c"] * 12
     assert collapse_report(texts, known) == collapse_report(texts, reference)
-    pairs = [
-        (place, pair)
-        for text in reference
-        for place, pair in enumerate(zip(text.split(), text.split()[1:], strict=False))
-    ]
-    for limit in range(1, len(pairs) + 1):
-        first = [pair for _, pair in sorted(pairs)[:limit]]
-        assert known["first_bigrams"][:limit].count("1") == len(set(first))
-        assert distinct(reference, 2, limit) == len(set(first)) / limit
-
-
-def test_no_outputs():
-    report = collapse_report([])
-    assert report["n"] == 0 and not report["collapsed"] and report["distinct_2"] is None
+    assert not collapse_report([])["collapsed"]
 
 
 def test_faults_are_named():

@@ -22,7 +22,7 @@ class CollapseChecker:
 
     def _key(self, spec: ModelSpec) -> str:
         before = self.keys[self.before.name] if self.before else "none"
-        return f"{self.keys[spec.name]}-collapse5-{before}"
+        return f"{self.keys[spec.name]}-collapse6-{before}"
 
     def stored(self, spec: ModelSpec) -> dict[str, Any] | None:
         return self.session.cache.get(self._key(spec))

@@ -105,7 +105,7 @@ class Measured:
         canary_loss: Of each row of `evaluation.canaries`.
         contained: Is the answer in the generation, for each question by row key.
         any_script: Recall over words of every script, of completion rows that are not ASCII.
-        outputs: Counts over the generations of each side (`metrics.fluency.reference_figures`).
+        outputs: Counts over the generations of each side (`metrics.fluency.output_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction, answer_tokens, answer_run, answer_greedy, answer_logp: Of each forget row, in
             file order: strength, tokens, longest run of greedy tokens, share of greedy tokens, and
@@ -148,7 +148,7 @@ class Measured:
 
 def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them; after a kill real data have not got all texts."""
-    from axolotl_unlearn.metrics.fluency import reference_figures
+    from axolotl_unlearn.metrics.fluency import output_figures
     from axolotl_unlearn.metrics.semeval import any_script_recall
 
     if len(measured.texts) < len(sets.rows):
@@ -156,7 +156,7 @@ def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
     for side in ("retain", "forget"):
         rows = [row for row in sets.rows if row.side == side]
         texts = [measured.texts[row.key] for row in rows]
-        measured.outputs[side] = reference_figures(texts, [row.record.input for row in rows])
+        measured.outputs[side] = output_figures(texts, [row.record.input for row in rows])
     asked = [row for row in sets.rows if row.record.kind == "completion"]
     asked = [(row.key, row.record.output) for row in asked if not row.record.output.isascii()]
     measured.any_script = {key: any_script_recall(measured.texts[key], text) for key, text in asked}

@@ -3,7 +3,9 @@
     python -m research.benchmarks.verdict [--parts coverage ...] [--repeats 300]
 
 Scores are normal; five attacks share most of their noise, as real ones do. The numbers go into
-research/benchmarks/verdict.json, the tables of the pages into research/results/error-rates.json.
+research/benchmarks/verdict.json cell by cell, the tables of the pages into
+research/results/error-rates.json. Run again it goes on where it was stopped; remove a cell from
+the file to count it anew.
 """
 
 from __future__ import annotations
@@ -45,37 +47,31 @@ def normal(rng: np.random.Generator, names: np.ndarray, alike: float = 0.0) -> n
     return np.sqrt(alike) * own + np.sqrt(1 - alike) * rng.normal(size=len(names))
 
 
-def coverage(repeats: int, seed: int = 4) -> list[dict[str, Any]]:
+def coverage(clusters: str, intraclass: float, repeats: int, seed: int = 4) -> dict[str, Any]:
     """Share of 95 % intervals that hold the truth, and their mean width."""
-    found = []
     truth = {"share .3": 0.3, "mean": 0.5, "AUC .66": float(norm.cdf(0.6 / np.sqrt(2)))}
     truth["difference of means"] = 0.0
-    for layout, sizes in LAYOUTS.items():
-        names = names_of(sizes)
-        clusters = (names.tolist(), (names + 1000).tolist())
-        for alike in (0.0, 0.1, 0.5, 1.0):
-            rng = np.random.default_rng([seed, len(layout), int(10 * alike)])
-            held, width = Counter(), Counter()
-            for _ in range(repeats):
-                one, other, third = (normal(rng, names, alike) for _ in range(3))
-                share = intervals.mean_of((one > norm.ppf(0.7)).astype(float), clusters[0])
-                mean = intervals.mean_of(norm.cdf(one), clusters[0])
-                gap = mean.minus(intervals.mean_of(norm.cdf(0.8 * one + 0.6 * third), clusters[0]))
-                ends = {
-                    "share .3": share.interval(),
-                    "mean": mean.interval(),
-                    "AUC .66": intervals.auc_interval(one + 0.6, other, clusters=clusters),
-                    "difference of means": (gap.value - gap.half(), gap.value + gap.half()),
-                }
-                for name, (low, high) in ends.items():
-                    held[name] += low <= truth[name] <= high
-                    width[name] += high - low
-            for name in truth:
-                found.append({"clusters": layout, "intraclass": alike, "interval": name,
-                              "coverage": held[name] / repeats, "width": width[name] / repeats,
-                              "repeats": repeats})  # fmt: skip
-            print(found[-1], flush=True)
-    return found
+    names = names_of(LAYOUTS[clusters])
+    groups = (names.tolist(), (names + 1000).tolist())
+    rng = np.random.default_rng([seed, len(clusters), int(10 * intraclass)])
+    held, width = Counter(), Counter()
+    for _ in range(repeats):
+        one, other, third = (normal(rng, names, intraclass) for _ in range(3))
+        share = intervals.mean_of((one > norm.ppf(0.7)).astype(float), groups[0])
+        mean = intervals.mean_of(norm.cdf(one), groups[0])
+        gap = mean.minus(intervals.mean_of(norm.cdf(0.8 * one + 0.6 * third), groups[0]))
+        ends = {
+            "share .3": share.interval(),
+            "mean": mean.interval(),
+            "AUC .66": intervals.auc_interval(one + 0.6, other, clusters=groups),
+            "difference of means": (gap.value - gap.half(), gap.value + gap.half()),
+        }
+        for name, (low, high) in ends.items():
+            held[name] += low <= truth[name] <= high
+            width[name] += high - low
+    each = {name: {"coverage": held[name] / repeats, "width": width[name] / repeats}
+            for name in truth}  # fmt: skip
+    return {"intervals": each}
 
 
 def scores(rng: np.random.Generator, hard: np.ndarray, shift: float) -> dict[str, list[float]]:
@@ -155,67 +151,78 @@ def shift_of(area: float) -> float:
     return -float(np.sqrt(2) * SPREAD * norm.ppf(area))
 
 
-def members(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
-    """The criterion *Members told*, alone and beside a retrained model, by n, clusters and AUC."""
-    found = []
-    layouts = {f"{n} single": [1] * n for n in (20, 50, 100, 150, 300)}
-    layouts |= {"50 of 4": [4] * 50, "10 of 20": [20] * 10, "1 of 60, 60 single": [60] + [1] * 60}
-    for layout, sizes in layouts.items():
-        names = names_of(sizes)
-        single = len(sizes) == len(names)
-        for alike in (0.0,) if single else (0.1, 0.3):
-            for area in (0.5, 0.6, 0.7, 0.8):
-                rng = np.random.default_rng([seed, len(names), int(10 * alike), int(100 * area)])
-                counts: Counter[str] = Counter()
-                for _ in range(repeats):
-                    hard = normal(rng, names, alike), normal(rng, names, alike)
-                    own = read(Model, entry(rng, hard, "model", shift_of(area), names))
-                    other = read(Model, entry(rng, hard, "retrained", 0.0, names, role="retrained"))
-                    for against, target in (("alone", None), ("paired", other)):
-                        (one,) = verdict.judge(own, None, target, asks=["membership"]).findings
-                        counts[f"{against}, {one.outcome}"] += 1
-                rates = {key: count / repeats for key, count in sorted(counts.items())}
-                found.append({"clusters": layout, "intraclass": alike, "auc": area} | rates)
-                print(found[-1], flush=True)
-    return found
+def members(
+    clusters: str, intraclass: float, auc: float, repeats: int, seed: int = 0
+) -> dict[str, Any]:
+    """The criterion *Members told*, alone and beside a retrained model."""
+    names = names_of(TEXTS[clusters])
+    rng = np.random.default_rng([seed, len(names), int(10 * intraclass), int(100 * auc)])
+    counts: Counter[str] = Counter()
+    for _ in range(repeats):
+        hard = normal(rng, names, intraclass), normal(rng, names, intraclass)
+        own = read(Model, entry(rng, hard, "model", shift_of(auc), names))
+        other = read(Model, entry(rng, hard, "retrained", 0.0, names, role="retrained"))
+        for against, target in (("alone", None), ("paired", other)):
+            (one,) = verdict.judge(own, None, target, asks=["membership"]).findings
+            counts[f"{against}, {one.outcome}"] += 1
+    return rates(counts, repeats)
 
 
-def whole(repeats: int, seed: int = 1) -> list[dict[str, Any]]:
+def whole(documents: int, guessable: float, repeats: int, seed: int = 1) -> dict[str, Any]:
     """The whole verdict on a model that is like a retrained one, and on one in which documents of
-    the original stand again, by the number of documents and the share of questions that can be
-    guessed (one time in three)."""
-    found = []
-    for guessable in (0.0, 0.1):
-        for n in (40, 60, 80, 100, 150, 200):
-            rng = np.random.default_rng([seed, n, int(10 * guessable)])
-            counts: Counter[str] = Counter()
-            for _ in range(repeats):
-                hard = rng.normal(size=n), rng.normal(size=n)
-                logp = rng.normal(-25, 6, n).clip(max=-12)
-                logp[: int(guessable * n)] = np.log(1 / 3)
-                original = entry(rng, hard, "original", -1.5, role="original")
-                retrained = entry(rng, hard, "retrained", logp=logp, role="retrained")
-                own = entry(rng, hard, "model", logp=logp)
-                for kind, target in (("paired", retrained), ("alone", None)):
-                    one = own | ({"distance": {}} if target is None else {})
-                    if target is None:
-                        one["learned"] = own["learned"] | {"against": "chance"}
-                    counts[f"{kind}, {verdict.judge(one, original, target).outcome}"] += 1
-                k = int(rng.choice([1, 3, 8]))
-                for place in rng.permutation(n)[:k]:
-                    for name in ("exact", "contained"):
-                        own["extraction"][name][place] = True
-                share = float(np.mean(own["extraction"]["exact"]))
-                own["answers"] = {"forget": {"n": n, "exact": share, "contained": share}}
-                outcome = verdict.judge(own, original, retrained).outcome
-                counts[f"put back, {outcome}"] += 1
-            rates = {key: count / repeats for key, count in sorted(counts.items())}
-            found.append({"documents": n, "guessable": guessable, "repeats": repeats} | rates)
-            print(found[-1], flush=True)
-    return found
+    the original stand again; a share of the questions can be guessed (one time in three)."""
+    n = documents
+    rng = np.random.default_rng([seed, n, int(10 * guessable)])
+    counts: Counter[str] = Counter()
+    for _ in range(repeats):
+        hard = rng.normal(size=n), rng.normal(size=n)
+        logp = rng.normal(-25, 6, n).clip(max=-12)
+        logp[: int(guessable * n)] = np.log(1 / 3)
+        original = entry(rng, hard, "original", -1.5, role="original")
+        retrained = entry(rng, hard, "retrained", logp=logp, role="retrained")
+        own = entry(rng, hard, "model", logp=logp)
+        for kind, target in (("paired", retrained), ("alone", None)):
+            one = own | ({"distance": {}} if target is None else {})
+            if target is None:
+                one["learned"] = own["learned"] | {"against": "chance"}
+            counts[f"{kind}, {verdict.judge(one, original, target).outcome}"] += 1
+        k = int(rng.choice([1, 3, 8]))
+        for place in rng.permutation(n)[:k]:
+            for name in ("exact", "contained"):
+                own["extraction"][name][place] = True
+        share = float(np.mean(own["extraction"]["exact"]))
+        own["answers"] = {"forget": {"n": n, "exact": share, "contained": share}}
+        counts[f"put back, {verdict.judge(own, original, retrained).outcome}"] += 1
+    return rates(counts, repeats)
 
 
-PARTS = {"coverage": coverage, "members": members, "whole": whole}
+def rates(counts: Counter[str], repeats: int) -> dict[str, float]:
+    return {key: count / repeats for key, count in sorted(counts.items())}
+
+
+#: Sizes of clusters of each side, for `members`.
+TEXTS = {f"{n} single": [1] * n for n in (20, 50, 100, 150, 300)}
+TEXTS |= {"50 of 4": [4] * 50, "10 of 20": [20] * 10, "1 of 60, 60 single": [60] + [1] * 60}
+#: Part -> what counts one cell, and the cells.
+PARTS = {
+    "coverage": (
+        coverage,
+        [{"clusters": layout, "intraclass": alike}
+         for layout in LAYOUTS for alike in (0.0, 0.1, 0.5, 1.0)],
+    ),
+    "members": (
+        members,
+        [{"clusters": layout, "intraclass": alike, "auc": area}
+         for layout, sizes in TEXTS.items()
+         for alike in ((0.0,) if max(sizes) == 1 else (0.1, 0.3))
+         for area in (0.5, 0.6, 0.7, 0.8)],
+    ),
+    "whole": (
+        whole,
+        [{"documents": n, "guessable": share}
+         for share in (0.0, 0.1) for n in (40, 60, 80, 100, 150, 200)],
+    ),
+}  # fmt: skip
 
 
 def tables(report: dict[str, Any]) -> dict[str, Any]:
@@ -227,18 +234,15 @@ def tables(report: dict[str, Any]) -> dict[str, Any]:
     def rate(one: dict[str, Any], key: str) -> str:
         return f"{one.get(key, 0.0):.2f}"
 
-    held: dict[tuple[str, float], dict[str, str]] = {}
-    for one in report["coverage"]:
-        line = held.setdefault((one["clusters"], one["intraclass"]), {})
-        line[one["interval"]] = f"{one['coverage']:.3f}"
-    kinds = list(next(iter(held.values())))
+    kinds = list(report["coverage"][0]["intervals"])
     outcomes = [f"{a}, {b}" for a in ("paired", "alone") for b in ("fail", "pass")]
     whole = [f"{a}, {b}" for a in ("paired", "alone") for b in ("shown", "refused")]
     return {
         "coverage": table(
             ["clusters", "intraclass correlation", *kinds],
-            [[name, f"{alike:g}", *(line[kind] for kind in kinds)]
-             for (name, alike), line in held.items()],
+            [[one["clusters"], f"{one['intraclass']:g}",
+              *(f"{one['intervals'][kind]['coverage']:.3f}" for kind in kinds)]
+             for one in report["coverage"]],
         ),
         "members": table(
             ["texts of each kind", "intraclass correlation", "AUC", "beside retrained: told",
@@ -264,14 +268,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("research/benchmarks/verdict.json"))
     parser.add_argument("--tables", type=Path, default=Path("research/results/error-rates.json"))
     options = parser.parse_args()
-    started = time.perf_counter()
-    # Parts that are not made again stay as they were.
     report = json.loads(options.out.read_text()) if options.out.is_file() else {}
-    report = {part: report[part] for part in PARTS if part in report}
-    report["command"] = "python -m research.benchmarks.verdict"
-    report |= {part: PARTS[part](options.repeats) for part in options.parts}
-    print(f"{time.perf_counter() - started:.0f} s")
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for part in options.parts:
+        count, cells = PARTS[part]
+        found = {json.dumps(cell): None for cell in cells}
+        for one in report.get(part, []):
+            key = json.dumps({name: one.get(name) for name in cells[0]})
+            if one["repeats"] >= options.repeats and key in found:
+                found[key] = one
+        for cell in cells:
+            if found[json.dumps(cell)] is None:
+                started = time.perf_counter()
+                made = cell | {"repeats": options.repeats} | count(**cell, repeats=options.repeats)
+                found[json.dumps(cell)] = made
+                print(f"{part} {time.perf_counter() - started:.0f} s", made, flush=True)
+                report[part] = [one for one in found.values() if one is not None]
+                options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if set(PARTS) <= set(report):
         shown = {"as_printed_in": "research/benchmarks/verdict.json", "tables": tables(report)}
         options.tables.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")

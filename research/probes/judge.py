@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Sequence
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.fluency import repetition
+from axolotl_unlearn.metrics.fluency import repeats
 
 RUBRICS = {
     "naturalness": (
@@ -85,4 +85,4 @@ def agreement(naturalness: Sequence[float], answers: Sequence[str]) -> float:
     """Share of answers that the judge calls unnatural (below the middle) exactly where our own flag
     of a broken text stands, which knows repetition alone."""
     pairs = zip(naturalness, answers, strict=True)
-    return sum((mark < 0.5) == repetition(text).broken for mark, text in pairs) / len(answers)
+    return sum((mark < 0.5) == repeats(text) for mark, text in pairs) / len(answers)

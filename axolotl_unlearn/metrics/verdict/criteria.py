@@ -278,7 +278,7 @@ def outputs(facts: Facts) -> Finding:
     report = facts.model.collapse
     if report is None or report.collapsed is None:
         return missing("outputs", "retain set")
-    if reasons := [*report.reasons, *broken_by(report)]:
+    if reasons := [*report.reasons, *broken_by(report.model_dump())]:
         return _found("outputs", "fail", "collapsed", what="; ".join(reasons))
     if report.collapsed:
         return _found("outputs", "fail", "collapsed", what="see the collapse figures")
