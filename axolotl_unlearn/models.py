@@ -1,8 +1,9 @@
 """Which models are evaluated, how they are loaded, and the digest of their weights.
 
-A model is a folder with weights, a folder with a LoRA adapter (its base is read from
-adapter_config.json), ``base+adapter``, or any of these as ``name=...``. A name on the hub works
-where the hub does. Everything that can be wrong with a folder is said before weights are loaded.
+A model is a folder with weights, a folder with a LoRA adapter or adapters of routed shards (its
+base is read from adapter_config.json), ``base+adapter``, or any of these as ``name=...``. A name on
+the hub works where the hub does. Everything that can be wrong with a folder is said before weights
+are loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.shards import is_routed
 from axolotl_unlearn.store import file_digest
 
 ADAPTER_CONFIG = "adapter_config.json"
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf",
+            "shard-*/adapter_*")  # fmt: skip
 _TOKENIZER = """
     tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
     vocab.json merges.txt
@@ -256,7 +259,7 @@ def weights_digest(spec: ModelSpec) -> str:
         files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
         files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
         for path in sorted(files):
-            total.update(f"{path.name}:{file_digest(path)}\n".encode())
+            total.update(f"{path.relative_to(folder)}:{file_digest(path)}\n".encode())
     return total.hexdigest()
 
 
@@ -319,7 +322,10 @@ def load_model(
             transformers_logging.enable_progress_bar()
     check_complete(spec.model, facts)
     if spec.adapter:
-        model = merge_adapter(model, spec.adapter)
+        from axolotl_unlearn.shards.model import route
+
+        join = route if is_routed(spec.adapter) else merge_adapter
+        model = join(model, spec.adapter)
     check_finite(model, spec.name)
     return (model if device_map else model.to(device)).eval()
 

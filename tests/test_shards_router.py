@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fault_codes import fails
 
-from axolotl_unlearn.shards.router import NAME, Router, place
+from axolotl_unlearn.shards import NAME
+from axolotl_unlearn.shards.router import Router, place
 
 KEY = b"k" * 32
 PEOPLE = {

@@ -232,6 +232,10 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
 
     seen = None if bool(mask.all()) else mask.to(device)
     inputs = {"input_ids": ids.to(device), "attention_mask": seen}
+    if (routes := getattr(model, "routes", None)) is not None:  # the answer must not find its shard
+        asked = (next(iter(query.times), 0) + 1 for query in queries)
+        routes.lengths = [n if n > 1 else len(query.ids)
+                          for n, query in zip(asked, queries, strict=True)]  # fmt: skip
     return run_to_head(model, inputs, at_head, model)[0]
 
 

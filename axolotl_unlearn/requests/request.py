@@ -172,8 +172,10 @@ def digest(path: Path) -> str:
 
 
 def weights(folder: Path) -> dict[str, dict[str, str]]:
-    """SHA-256 of each file of weights of a model or adapter folder, as a record writes them."""
-    return {path.name: {"sha256": digest(path)} for path in sorted(folder.glob("*.safetensors"))}
+    """SHA-256 of each file of weights of a model, adapter or routed folder, as a record writes
+    them."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("shard-*/*.safetensors")]
+    return {str(p.relative_to(folder)): {"sha256": digest(p)} for p in sorted(files)}
 
 
 def read_json(path: Path) -> Any:

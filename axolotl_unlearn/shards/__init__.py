@@ -1,4 +1,13 @@
-"""Routed shards: people by keyed hash in shards, and a router to the shard that knows them.
+"""Routed shards: people by keyed hash in shards, and a router to the shard that knows them."""
 
-What trains a shard and carries out a request on it is not here yet.
-"""
+from __future__ import annotations
+
+from pathlib import Path
+
+#: The router of a routed folder, which makes it one.
+NAME = "adapter_router.safetensors"
+
+
+def is_routed(folder: Path | str) -> bool:
+    """Whether a folder holds adapters of shards and their router."""
+    return (Path(folder) / NAME).is_file()

@@ -21,8 +21,8 @@ from scipy import sparse
 
 from axolotl_unlearn import files
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.shards import NAME
 
-NAME = "adapter_router.safetensors"
 BUCKETS, NGRAMS = 1 << 16, (3, 5)
 #: Below it a conversation is about nobody; what an older turn counts of the next.
 LEAST, DECAY = 0.2, 0.5

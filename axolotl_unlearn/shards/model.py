@@ -1,0 +1,123 @@
+"""A routed folder as a model: each row of a batch is answered by the adapter of its shard.
+
+adapter_config.json         names the base
+adapter_router.safetensors  see `axolotl_unlearn.shards.router`
+shard-0/                    the adapter of what is nobody's, if there are such rows
+shard-1/ shard-2/ ...       PEFT adapters of that base
+tokenizer.json ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.shards.router import Router
+
+#: What PEFT calls the model without an adapter.
+BASE = "__base__"
+
+
+def shards_of(folder: Path) -> dict[int, Path]:
+    """The adapters of a routed folder by number; 0 is that of what is nobody's."""
+    found = {int(path.name.partition("-")[2]): path for path in folder.glob("shard-[0-9]*")}
+    return dict(sorted(found.items()))
+
+
+class Routes:
+    """Which adapter answers each row of a forward.
+
+    A row is routed by the tokens that are read before the first one is said or scored, once: a
+    cache remembers it. Where all tokens are scored, by all of them.
+
+    Attributes:
+        lengths: Of the next forward, tokens of each row that decide; all if None.
+    """
+
+    def __init__(self, router: Router, tokenizer: Any, shards: Sequence[int]) -> None:
+        self.router, self.tokenizer = router, tokenizer
+        self.names = {shard: f"shard-{shard}" for shard in shards}
+        self.names[None] = self.names.get(0, BASE)
+        self.lengths: Sequence[int] | None = None
+        self.now: list[str] = []
+
+    def of(self, texts: Sequence[str]) -> list[str]:
+        """Names of adapters."""
+        return [self.names[one] for one in self.router.routes([[text] for text in texts])]
+
+    def choose(self, body: Any, args: tuple, given: dict[str, Any]) -> None:
+        """Before the forward of the decoder."""
+        cache = given.get("past_key_values")
+        if (known := getattr(cache, "routes", None)) is not None:
+            self.now = known
+            return
+        ids = given.get("input_ids", args[0] if args else None)
+        if ids is None or (cache is not None and cache.get_seq_length()):
+            raise UnlearnError(
+                "a routed model reads whole prompts as tokens: it finds the shard by their text.",
+                code="shards.no-tokens",
+            )
+        mask, rows = given.get("attention_mask"), ids.tolist()
+        if mask is not None and mask.dim() == 2:
+            rows = [[t for t, on in zip(*row, strict=True) if on]
+                    for row in zip(rows, mask.tolist(), strict=True)]  # fmt: skip
+        if self.lengths is not None:
+            rows = [row[:n] for row, n in zip(rows, self.lengths, strict=True)]
+            self.lengths = None
+        self.now = self.of(self.tokenizer.batch_decode(rows, skip_special_tokens=True))
+        if cache is not None:
+            self._remember(cache)
+
+    def _remember(self, cache: Any) -> None:
+        select, cache.routes = cache.batch_select_indices, self.now
+
+        def both(indices: Any) -> None:
+            select(indices)
+            cache.routes = [cache.routes[i] for i in indices.tolist()]
+
+        cache.batch_select_indices = both
+
+    def hand_on(self, layer: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict]:
+        """Before the forward of a layer with adapters."""
+        return args, given | {"adapter_names": self.now}
+
+
+def route(model: Any, folder: Path | str) -> Any:
+    """The base with all adapters of a routed folder, and ``routes``, which choose among them.
+
+    Raises:
+        UnlearnError: An adapter does not fit it.
+    """
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import AuxiliaryTrainingWrapper
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    router, shards = Router.load(folder), shards_of(folder)
+    if missing := {*router.shards.tolist()} - {*shards}:
+        raise UnlearnError(
+            f"{folder} has no adapter of shard {min(missing)}, to which its router leads; copy the "
+            "whole folder, or make it again.",
+            code="shards.no-adapter",
+        )
+    first, *others = shards.values()
+    try:
+        wrapped = PeftModel.from_pretrained(model, str(first), adapter_name=first.name)
+        for path in others:
+            wrapped.load_adapter(str(path), adapter_name=path.name)
+    except (RuntimeError, ValueError, OSError) as error:
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UnlearnError(
+            f"an adapter of {folder} does not fit its base model ({said}).",
+            code="models.adapter-misfit",
+        ) from None
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model.routes = routes = Routes(router, tokenizer, list(shards))
+    model.base_model.register_forward_pre_hook(routes.choose, with_kwargs=True)
+    for layer in model.modules():
+        if isinstance(layer, (LoraLayer, AuxiliaryTrainingWrapper)):
+            layer.register_forward_pre_hook(routes.hand_on, with_kwargs=True)
+    return model

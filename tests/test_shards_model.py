@@ -1,0 +1,142 @@
+"""A routed folder as a model: every row is answered by the adapter of its shard, to the last digit
+that a merged adapter says the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import tiny_llama, with_lora
+from data_tokenizers import byte_tokenizer
+from fault_codes import fails
+from test_shards_router import PEOPLE
+
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
+from axolotl_unlearn.evaluation.generate import generate_greedily
+from axolotl_unlearn.models import (
+    ModelSpec,
+    load_model,
+    load_tokenizer,
+    parse_models,
+    weights_digest,
+)
+from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.shards.router import Router
+
+HOME = {name: 1 + number % 2 for number, name in enumerate(PEOPLE)}
+PROMPTS = {f"Tell me about {name}, please: ": HOME[name] for name in PEOPLE}
+PROMPTS["12 times 7 is "] = 0
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    """A base, and a folder of three adapters."""
+    folder = tmp_path_factory.mktemp("routed")
+    tiny_llama(vocabulary=259).save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    for shard in range(3):
+        lora = with_lora(tiny_llama(vocabulary=259), seed=shard)
+        lora.peft_config["default"].base_model_name_or_path = str(folder / "base")
+        lora.save_pretrained(folder / "model" / f"shard-{shard}")
+    byte_tokenizer().save_pretrained(folder / "model")
+    shutil.copy(folder / "model" / "shard-1" / "adapter_config.json", folder / "model")
+    Router.of((HOME[name], PEOPLE[name]) for name in PEOPLE).save(folder / "model")
+    return folder
+
+
+def load(source: str):
+    (spec,) = parse_models([source])
+    return load_model(spec, dtype=torch.float64, device="cpu"), load_tokenizer(spec)
+
+
+def alone(folder, shard: int):
+    return load(f"{folder / 'base'}+{folder / 'model' / f'shard-{shard}'}")
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_generated_rows_are_those_of_the_adapter_alone(routed, batch_size):
+    """Rows of a batch leave it one by one: the others keep their adapter."""
+    model, tokenizer = load(str(routed / "model"))
+    model.generation_config.eos_token_id = [2, *range(40, 200, 3)]
+    made = generate_greedily(
+        model, tokenizer, list(PROMPTS), max_new_tokens=12, batch_size=batch_size
+    )
+    assert len({one.tokens for one in made}) > 1
+    for shard in range(3):
+        own, _ = alone(routed, shard)
+        own.generation_config.eos_token_id = model.generation_config.eos_token_id
+        prompts = [prompt for prompt, home in PROMPTS.items() if home == shard]
+        said = [one.text for one, home in zip(made, PROMPTS.values(), strict=True) if home == shard]
+        expected = generate_greedily(own, tokenizer, prompts, max_new_tokens=12)
+        assert said == [one.text for one in expected]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_models_own_generate(routed, beams):
+    model, tokenizer = load(str(routed / "model"))
+    prompt = "Tell me about Ada Quill, please: "
+    given = tokenizer(prompt, return_tensors="pt")
+    how = {"max_new_tokens": 8, "num_beams": beams, "do_sample": False}
+    own, _ = alone(routed, HOME["Ada Quill"])
+    assert torch.equal(model.generate(**given, **how), own.generate(**given, **how))
+
+
+def test_scores_are_routed_by_the_prompt_and_not_by_the_answer(routed):
+    """The answer names somebody of the other shard; a text without a prompt is routed by itself."""
+    model, tokenizer = load(str(routed / "model"))
+    other = next(name for name in PEOPLE if HOME[name] != HOME["Ada Quill"])
+    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    said = tokenizer(f"{other} " * 4)["input_ids"]
+    queries = [Query.of([*row, *said], len(row)) for row in ids] + [Query.of(said)]
+    homes = [*PROMPTS.values(), HOME[other]]
+    facts = score_queries(model, queries)
+    for shard in range(3):
+        expected = score_queries(alone(routed, shard)[0], queries)
+        for one, known, home in zip(facts, expected, homes, strict=True):
+            same = torch.allclose(
+                torch.tensor(one.logp), torch.tensor(known.logp), rtol=0, atol=1e-5
+            )
+            assert same == (home == shard)
+
+
+def test_its_digest_is_that_of_every_adapter_and_the_router(routed, tmp_path):
+    shutil.copytree(routed / "model", tmp_path / "model")
+    spec = ModelSpec("", str(tmp_path / "model"))
+    found = weights(tmp_path / "model")
+    assert set(found) == {"adapter_router.safetensors"} | {
+        f"shard-{shard}/adapter_model.safetensors" for shard in range(3)
+    }
+    digests = {weights_digest(spec)}
+    for path in sorted((tmp_path / "model").glob("*/adapter_*")):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        digests.add(weights_digest(spec))
+    Router.of([(1, ["someone else"])]).save(tmp_path / "model")
+    digests.add(weights_digest(spec))
+    assert len(digests) == 8 and weights(tmp_path / "model") != found
+
+
+@pytest.mark.parametrize("fault", ["adapter gone", "no base", "embeddings", "router"])
+def test_what_is_no_whole_folder(routed, tmp_path, fault):
+    folder = tmp_path / "model"
+    shutil.copytree(routed / "model", folder)
+    code = {
+        "adapter gone": "shards.no-adapter",
+        "no base": "models.base-missing",
+        "embeddings": "shards.no-tokens",
+        "router": "shards.no-router",
+    }[fault]
+    if fault == "adapter gone":
+        shutil.rmtree(folder / "shard-2")
+    elif fault == "no base":
+        config = json.loads((folder / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(tmp_path / "gone")
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+    elif fault == "router":
+        (folder / "adapter_router.safetensors").write_bytes(b"")
+    with fails(code):
+        model, _ = load(str(folder))
+        model(inputs_embeds=torch.zeros(1, 3, 32, dtype=torch.float64))
