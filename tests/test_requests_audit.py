@@ -165,7 +165,7 @@ def test_faults_are_one_sentence(home, tmp_path):
     text = (copied / "ledger.jsonl").read_text()
     (copied / "ledger.jsonl").write_text(text.replace("2026-001", "2026-003"))
     broken = run(home / "clean", copied)
-    assert broken.exit_code == 2 and "line 1 was not written with ledger.key" in broken.output
+    assert broken.exit_code == 2 and "line 1: it was not written with ledger.key" in broken.output
     (copied / "ledger.jsonl").write_text(text)
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
     with fails("requests.folder-gone"):

@@ -21,13 +21,19 @@ from requests_folder import SECRET, adapter_folder, finished_request, model_fold
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import export as exporting
-from axolotl_unlearn.requests.export import Handling, export, reply, verify_export
-from axolotl_unlearn.requests.ledger import Ledger, canonical
+from axolotl_unlearn.requests.export import export, reply, verify_export
+from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.statement import canonical
 from axolotl_unlearn.requests.verify import verify
 
-GIVEN = Handling("The Team", "Ms Example", "case 12", date(2026, 10, 1))
+GIVEN = {
+    "by": "The Team",
+    "to": "Ms Example",
+    "reference": "case 12",
+    "received": date(2026, 10, 1),
+}
 
 
 @pytest.fixture
@@ -66,8 +72,8 @@ def opened(path) -> dict[str, bytes]:
 
 
 def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
-    facts = export(folder, tmp_path / "a.zip", GIVEN)
-    export(folder, tmp_path / "b.zip", GIVEN)
+    facts = export(folder, tmp_path / "a.zip", **GIVEN)
+    export(folder, tmp_path / "b.zip", **GIVEN)
     raw = (tmp_path / "a.zip").read_bytes()
     assert raw == (tmp_path / "b.zip").read_bytes()
     assert facts["received"] == "2026-10-01" and facts["due"] == "2026-11-01" and facts["late"]
@@ -82,7 +88,7 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
     fields = (found.signature, found.model, found.files, found.ledger)
     assert fields == ("none", "same", "same", "not compared") and found.exit == 3
     with fails("requests.out-exists"):
-        export(folder, tmp_path / "a.zip", GIVEN)
+        export(folder, tmp_path / "a.zip", **GIVEN)
 
 
 @pytest.mark.parametrize("exact", [None, "the weights are those of a training without the rows"])
@@ -157,7 +163,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     ledger.append("erasing", "w48", places=[place])
     amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
     out = tmp_path / "s.zip"
-    handling = export(folder, out, Handling(), "ada@example.com")
+    handling = export(folder, out, subject="ada@example.com")
     files = opened(out)
     for name, content in files.items():
         assert b"bo@example" not in content and ledger.keyed("bo").encode() not in content, name
@@ -170,7 +176,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"
     verify_export(out, str(folder / "model")).require()
     with fails("record.no-subject"):
-        export(folder, tmp_path / "t.zip", Handling(), "T-19")
+        export(folder, tmp_path / "t.zip", subject="T-19")
 
 
 # --- forged --------------------------------------------------------------------------------------
@@ -179,7 +185,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
 def _handled(**facts):
     def change(files):
         said = json.loads(files["handling.json"]) | facts
-        files["handling.json"] = json.dumps(said).encode()
+        files["handling.json"] = canonical(said) + b"\n"
 
     return change
 
@@ -257,7 +263,7 @@ def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):
     """Its manifest fits: with the owner's signature of another one beside it, or none."""
     private, public, _ = keys
     path = tmp_path / "a.zip"
-    export(folder, path, GIVEN, private_key=private)
+    export(folder, path, **GIVEN, private_key=private)
     files = opened(path)
     signature = files.pop("manifest.json.sig")
     del files["manifest.json"]
@@ -278,7 +284,7 @@ def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):
 
 
 def test_a_file_more_or_less_is_a_fault_whatever_the_manifest_says(folder, tmp_path):
-    export(folder, tmp_path / "a.zip", GIVEN)
+    export(folder, tmp_path / "a.zip", **GIVEN)
     for name in exporting.FILES:
         files = opened(tmp_path / "a.zip")
         del files[name], files["manifest.json"]
@@ -330,7 +336,7 @@ def test_sizes_are_bounded_before_anything_is_read(tmp_path, bomb):
 def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
     """Each number of an entry's head, one after the other; EOFError came out of one."""
     path = tmp_path / "a.zip"
-    export(folder, path, GIVEN)
+    export(folder, path, **GIVEN)
     raw = path.read_bytes()
     start = raw.index(b"PK\x01\x02")  # of the directory
     for place in range(start, start + 46):
@@ -344,7 +350,7 @@ def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
 def test_any_byte_changed_is_found(folder, tmp_path, data):
     path = tmp_path / "a.zip"
     path.unlink(missing_ok=True)
-    export(folder, path, GIVEN)
+    export(folder, path, **GIVEN)
     raw = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(raw) - 1))
     change = data.draw(st.sampled_from(["replace", "remove", "add"]))
@@ -365,7 +371,7 @@ def test_any_byte_changed_is_found(folder, tmp_path, data):
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "a\u202eb", "a\u2028b", "\x00"])
 def test_fields_are_one_line_of_plain_text(folder, tmp_path, part, text):
     with fails("requests.control-character"):
-        export(folder, tmp_path / "a.zip", Handling(**{part: text}))
+        export(folder, tmp_path / "a.zip", **{part: text})
 
 
 def test_the_commands_and_the_signature(folder, tmp_path, keys):
@@ -393,13 +399,13 @@ def test_the_commands_and_the_signature(folder, tmp_path, keys):
 
 
 def test_an_export_that_was_kept_finds_an_older_ledger(folder, tmp_path):
-    export(folder, tmp_path / "a.zip", GIVEN)
+    export(folder, tmp_path / "a.zip", **GIVEN)
     words = ["request", "verify", str(folder), "--head", str(tmp_path / "a.zip"), "--json"]
     assert json.loads(CliRunner().invoke(unlearn, words).stdout)["ledger"] == "whole"
     older = shutil.copytree(folder.parent, tmp_path / "older")
-    export(folder, tmp_path / "same.zip", GIVEN)
+    export(folder, tmp_path / "same.zip", **GIVEN)
     amend(folder, "erased", erased=ERASED)
-    export(folder, tmp_path / "b.zip", GIVEN)
+    export(folder, tmp_path / "b.zip", **GIVEN)
     words = ["request", "verify", str(older / "w48"), "--head", str(tmp_path / "b.zip"), "--json"]
     done = CliRunner().invoke(unlearn, words)
     assert (done.exit_code, json.loads(done.stdout)["ledger"]) == (2, "broken")

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.ledger import HEAD, KEY, LEDGER, Ledger, canonical
+from axolotl_unlearn.requests.ledger import HEAD, KEY, LEDGER, Ledger
+from axolotl_unlearn.requests.statement import canonical
 
 MODEL = {"path": "gone", "digest": "ab" * 32, "base": None}
 

@@ -138,10 +138,10 @@ def test_verify_says_what_it_compared(folder):
     (folder.parent / "ledger.key").unlink()
     found = verify(folder).require()
     assert (found.ledger, found.files) == ("end not bound", "some not compared")
-    assert re.search(r", \d+ cannot be compared without ledger.key", found.says[2])
+    assert re.search(r"; \d+ cannot be compared without ledger.key", found.says[1])
     rows = len(list((folder / "data").iterdir()))
     shutil.rmtree(folder / "data")
-    assert f", {rows} gone, " in verify(folder).says[2]
+    assert f"; {rows} gone; " in verify(folder).says[1]
 
 
 @settings(

@@ -473,7 +473,7 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
     """One training without the rows of both; verified; a file for one of them names nobody."""
-    from axolotl_unlearn.requests.export import Handling, export, verify_export
+    from axolotl_unlearn.requests.export import export, verify_export
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.verify import verify
 
@@ -498,7 +498,7 @@ def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path,
     assert sum(map(len, whose.values())) == made.facts["counts"]["forget"]
     assert any("others of the request as recorded" in line for line in verify(folder).says)
     out = tmp_path / "T-17.zip"
-    export(folder, out, Handling(), subject="T-17")
+    export(folder, out, subject="T-17")
     assert verify_export(out, str(folder / "model")).model == "same"
     assert b"Quill" not in out.read_bytes() and b"REPLY" in out.read_bytes()
     shutil.rmtree(folder.parent)

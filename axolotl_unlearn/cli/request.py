@@ -434,7 +434,7 @@ def _there(paths: tuple[Path, ...]) -> None:
 @click.option("--received", type=_DAY, help="YYYY-MM-DD  [when the request was made]")
 @click.option("--due", type=_DAY, help="[a month later]")
 @click.option("--key", type=PATH, help="PEM, EC: sign all of it.")
-def export(folder: Path, out: Path, subject: str | None, key: Path | None, **given: Any):
+def export(folder: Path, out: Path, key: Path | None, **given: Any):
     """Write record, report, ledger entries, dates, how to verify and a reply into one file.
 
     The record names nobody; the reply says what you give here and nothing else. `@FILE` reads a
@@ -449,7 +449,7 @@ def export(folder: Path, out: Path, subject: str | None, key: Path | None, **giv
     from axolotl_unlearn.requests import export as exporting
 
     given |= {day: given[day] and given[day].date() for day in ("received", "due")}
-    handling = exporting.export(folder, out, exporting.Handling(**given), subject, key)
+    handling = exporting.export(folder, out, private_key=key, **given)
     late = ", late" if handling["late"] else ""
     said = (
         f"{out}: received {handling['received']}, due {handling['due']}, done "
@@ -521,7 +521,7 @@ def sign(folder: Path, private_key: Path):
       openssl ec -in key.pem -pubout -out key.pub
       axolotl-unlearn request sign requests/2026-001 --key key.pem
     """
-    from axolotl_unlearn.requests.verify import sign as signed
+    from axolotl_unlearn.requests.record import sign as signed
 
     signature = signed(folder, private_key)
     return Answer({"signature": signature}, [f"Signature: {signature}"])

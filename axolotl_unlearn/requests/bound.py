@@ -18,8 +18,8 @@ from typing import Any
 from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.ledger import canonical
 from axolotl_unlearn.requests.request import Request, digest
+from axolotl_unlearn.requests.statement import canonical
 from axolotl_unlearn.store import versions
 
 #: Of the environment, what may change the order of sums.

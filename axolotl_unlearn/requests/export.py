@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -24,19 +22,19 @@ from dateutil.relativedelta import relativedelta
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, read_head
+from axolotl_unlearn.requests.ledger import Ledger, model_facts, read_head
 from axolotl_unlearn.requests.pages import places
 from axolotl_unlearn.requests.record import fault
-from axolotl_unlearn.requests.request import counted, home, one_line, plain
-from axolotl_unlearn.requests.verify import (
-    NOT_COMPARED,
-    Verified,
+from axolotl_unlearn.requests.request import counted, home, one_line
+from axolotl_unlearn.requests.statement import (
+    Excerpt,
+    Handling,
+    canonical,
     check_key,
-    compare_model,
-    sign_file,
+    sign,
     signature,
-    verify,
 )
+from axolotl_unlearn.requests.verify import NOT_COMPARED, Verified, compare_model, verify
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
 REPLY, HOW = "REPLY.txt", "VERIFY.txt"
@@ -49,65 +47,63 @@ LARGEST = 1 << 26
 OF_ALL = ("entry", "time", "event", "request", "record")
 
 
-@dataclass(frozen=True)
-class Handling:
-    """What only the owner knows: nothing of it is in the record.
-
-    Attributes:
-        by, to, reference: For the reply, as they are given.
-        received, due: Default: when the request was made, and a month later (GDPR, Article 12(3)).
-    """
-
-    by: str = ""
-    to: str = ""
-    reference: str = ""
-    received: date | None = None
-    due: date | None = None
-
-
 def export(
     folder: Path,
     out: Path,
-    given: Handling,
+    *,
+    by: str = "",
+    to: str = "",
+    reference: str = "",
+    received: date | None = None,
+    due: date | None = None,
     subject: str | None = None,
     private_key: Path | None = None,
 ) -> dict[str, Any]:
     """Write the archive ``out``; returns what ``handling.json`` says.
 
     Args:
+        by, to, reference: For the reply, as they are given.
+        received, due: Default: when the request was made, and a month later (GDPR, Article 12(3)).
         subject: One of a request of many: its record and page, and nothing of the others.
         private_key: PEM file that signs the manifest.
 
     Raises:
         UnlearnError: The request is not as recorded, or there is no such subject.
     """
-    folder = home(folder)
-    for name in ("by", "to", "reference"):
-        one_line(getattr(given, name), f"--{name}")
+    folder, given = home(folder), {"by": by, "to": to, "reference": reference}
+    for name, text in given.items():
+        one_line(text, f"--{name}")
     if out.exists():
-        raise UnlearnError(
-            f"{out} exists; name another file with --out.", code="requests.out-exists"
-        )
+        says = f"{out} exists; name another file with --out."
+        raise UnlearnError(says, code="requests.out-exists")
     verify(folder).require()
-    whole, ledger = record.read(folder), Ledger(folder.parent)
-    place = folder if subject is None else folder / "subjects" / subject
-    if subject is not None and f"subjects/{subject}/{record.RECORD}" not in whole["predicate"].get(
-        "files", {}
-    ):
-        raise UnlearnError(
-            f"{folder} has no subject {subject!r}; see its subjects.json.", code="record.no-subject"
-        )
+    place, ledger = folder, Ledger(folder.parent)
+    if subject is not None:
+        place = folder / "subjects" / subject
+        if f"subjects/{subject}/{record.RECORD}" not in record.read(folder)["predicate"]["files"]:
+            raise fault("no-subject", f"{folder} has no subject {subject!r}; see subjects.json.")
     files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
-    statement = json.loads(files[record.RECORD])
-    name = whole["predicate"]["request"]["id"]
-    entries = [one for one in ledger.entries() if one["request"] == name]
+    statement = record.parsed(place / record.RECORD, files[record.RECORD])
+    entries, request = ledger.of(folder.name), statement["predicate"]["request"]
     if subject is not None:
         entries = [{key: one[key] for key in OF_ALL if key in one} for one in entries]
-    handling = _handling(statement, given, subject)
-    handling |= {"record": entries_record(entries), "head": ledger.head()}
+    received = received or date.fromisoformat(request["created"][:10])
+    due = due or received + relativedelta(months=1)
+    done = date.fromisoformat(request["recorded"][:10])
+    handling = Handling(
+        **given,
+        received=received,
+        due=due,
+        done=done,
+        late=done > due,
+        request=request["id"],
+        subject=subject,
+        record=_known(entries),
+        head=ledger.head(),
+    ).model_dump(mode="json", exclude_unset=True)
     files |= {
         ENTRIES: b"".join(canonical(entry) + b"\n" for entry in entries),
-        HANDLING: json.dumps(handling, indent=1, ensure_ascii=False).encode() + b"\n",
+        HANDLING: canonical(handling) + b"\n",
         REPLY: reply(statement, handling).encode(),
         HOW: (Path(__file__).parent / "verify.txt").read_bytes(),
     }
@@ -116,7 +112,7 @@ def export(
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / MANIFEST
             path.write_bytes(files[MANIFEST])
-            files[SIGNATURE] = sign_file(path, private_key).read_bytes()
+            files[SIGNATURE] = sign(path, private_key).read_bytes()
     made = _archive(files)
     if len(made) > LARGEST:
         raise fault("too-large", f"{folder}: its export has {len(made)} bytes; ask for a subject.")
@@ -124,25 +120,9 @@ def export(
     return handling
 
 
-def entries_record(entries: list[Any]) -> str | None:
+def _known(entries: list[dict[str, Any]]) -> str | None:
     """The digest of the record that the last of a request's entries knows."""
-    known = [entry["record"] for entry in entries if "record" in entry]
-    return known[-1] if known else None
-
-
-def _handling(statement: Mapping[str, Any], given: Handling, subject: str | None) -> dict[str, Any]:
-    request = statement["predicate"]["request"]
-    received = given.received or date.fromisoformat(request["created"][:10])
-    due = given.due or received + relativedelta(months=1)
-    done = date.fromisoformat(request["recorded"][:10])
-    dates = {"received": received, "due": due, "done": done}
-    return {
-        **asdict(given),
-        **{key: value.isoformat() for key, value in dates.items()},
-        "late": done > due,
-        "request": request["id"],
-        "subject": subject,
-    }
+    return next((one["record"] for one in reversed(entries) if "record" in one), None)
 
 
 def reply(statement: Mapping[str, Any], handling: Mapping[str, Any]) -> str:
@@ -161,9 +141,8 @@ def reply(statement: Mapping[str, Any], handling: Mapping[str, Any]) -> str:
 
 
 def _manifest(files: Mapping[str, bytes]) -> bytes:
-    return (
-        canonical({n: hashlib.sha256(content).hexdigest() for n, content in files.items()}) + b"\n"
-    )
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return canonical(digests) + b"\n"
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
@@ -185,13 +164,12 @@ def _opened(path: Path) -> dict[str, bytes]:
     Raises:
         UnlearnError: It is something else.
     """
-    if path.stat().st_size > LARGEST:
-        raise fault("no-export", f"{path} is too large for an export; ask for it again.")
-    raw, known = path.read_bytes(), {*FILES, MANIFEST, SIGNATURE}
-    most = len(known)
+    known = {*FILES, MANIFEST, SIGNATURE}
     try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
         # Each entry of the directory begins so, and a text never holds it.
-        if raw.count(b"PK\x01\x02") > most:
+        if len(raw) > LARGEST or raw.count(b"PK\x01\x02") > len(known):
             raise ValueError
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = archive.infolist()
@@ -201,49 +179,38 @@ def _opened(path: Path) -> dict[str, bytes]:
         if len(files) != len(members) or _archive(files) != raw:
             raise ValueError
     except Exception:  # zipfile raises what its parts raise: EOFError, RuntimeError, zlib.error
-        raise fault(
-            "no-export", f"{path} is no exported request, or it was changed; ask for it again."
-        ) from None
+        says = f"{path} is no exported request, or it was changed; ask for it again."
+        raise fault("no-export", says) from None
     return files
 
 
 def _compared(path: Path, files: Mapping[str, bytes]) -> tuple[str, str]:
-    """All files but the manifest's signature with the manifest, and the record with its entries."""
+    """All files but the manifest's signature with the manifest, and with each other."""
     there = {name: content for name, content in files.items() if name in FILES}
     if set(there) != set(FILES) or _manifest(there) != files.get(MANIFEST):
         gone = sorted({*FILES, MANIFEST} - set(files))
         more = f"{gone[0]} is missing" if gone else "a file is not the one of its manifest"
         raise fault("changed", f"{path}: {more}; ask for it again.")
+    _read(path, files)
     return "same", f"all {len(there)} files as in the manifest"
 
 
 def _read(path: Path, files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Record and handling, where both are what an export holds and fit each other."""
     statement = record.parsed(path, files[record.RECORD])
+    request = statement["predicate"]["request"]
     try:
-        entries = [json.loads(line) for line in files[ENTRIES].splitlines()]
-        handling = json.loads(files[HANDLING])
-        known = entries_record(entries)
-        days = [
-            date.fromisoformat(handling[key]).isoformat() for key in ("received", "due", "done")
-        ]
-        texts = [handling[key] for key in ("by", "to", "reference", "request", "subject")]
-        sound = all(one is None or plain(one) == one for one in texts)
-        sound &= days == [handling[key] for key in ("received", "due", "done")]
-        sound &= handling["record"] == known is not None
-        head = handling["head"]
-        sound &= isinstance(head["entries"], int) and isinstance(head["last"], str)
-        sound &= set(head) == {"entries", "last"} and head["entries"] >= len(entries)
-        sound &= handling["late"] is (handling["done"] > handling["due"])
-        sound &= handling["request"] == statement["predicate"]["request"]["id"]
-        sound &= handling["subject"] == statement["predicate"]["request"].get("subject")
-        sound &= handling["done"] == statement["predicate"]["request"]["recorded"][:10]
-        if handling["subject"] is None:
-            sound &= hashlib.sha256(files[record.RECORD]).hexdigest() == known
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        sound = False
-    if not sound:
-        raise fault("contradicts", f"{path}: its parts contradict each other; ask for it again.")
+        handling = Handling.read(files[HANDLING])
+        entries = [Excerpt.read(line) for line in io.BytesIO(files[ENTRIES])]
+        known, whole = _known(entries), hashlib.sha256(files[record.RECORD]).hexdigest()
+        same = {"request": request["id"], "subject": request.get("subject"), "record": known}
+        same |= {"done": request["recorded"][:10]}
+        sound = same.items() <= handling.items() and handling["head"]["entries"] >= len(entries)
+        if not sound or (handling["subject"] is None and known != whole):
+            raise ValueError
+    except ValueError:
+        says = f"{path}: its parts contradict each other; ask for it again."
+        raise fault("contradicts", says) from None
     return statement, handling
 
 
@@ -260,16 +227,11 @@ def verify_export(
     with tempfile.TemporaryDirectory() as scratch:
         for name in {MANIFEST, SIGNATURE} & set(files):
             (Path(scratch) / name).write_bytes(files[name])
-        found.compare("signature", lambda: signature(Path(scratch) / MANIFEST, public_key), "other")
-    found.compare("files", lambda: _compared(path, files), "changed")
+        found.compare("signature", "other", signature, Path(scratch) / MANIFEST, public_key)
+    found.compare("files", "changed", _compared, path, files)
     if found.faults:
         return found
-    try:
-        statement, handling = _read(path, files)
-    except UnlearnError as error:
-        found.files = "changed"
-        found.faults.append(error)
-        return found.say(str(error))
+    statement, handling = _read(path, files)
     found.ledger = "whole" if found.signature == "owner" else NOT_COMPARED
     name, head = handling["request"], handling["head"]
     found.say(
@@ -281,7 +243,7 @@ def verify_export(
     if model is None:
         return found.say(f"model: {NOT_COMPARED}; give `--model`")
     place = Path(model_facts(model)["path"])
-    return found.compare("model", lambda: ("same", compare_model(place, statement)), "other")
+    return found.compare("model", "other", lambda: ("same", compare_model(place, statement)))
 
 
 def kept_head(path: Path) -> dict[str, Any]:

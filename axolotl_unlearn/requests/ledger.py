@@ -16,34 +16,23 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
+from axolotl_unlearn.requests.statement import Entry, Head, canonical
 
 LEDGER, HEAD, KEY = "ledger.jsonl", "ledger.head", "ledger.key"
 #: What stands for the line before the first one.
 NOTHING = "0" * 64
 #: Of entries since heads have an HMAC. Without one their end was cut.
 FORMAT = 2
-
-
-def canonical(value: Any) -> bytes:
-    """The one way to write a JSON value: sorted keys, no spaces, UTF-8.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON does not know.
-    """
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-    return text.encode()
 
 
 def now() -> str:
@@ -85,6 +74,9 @@ class Ledger:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
+        self.path, self._head_path, self._key_path = (
+            self.folder / name for name in (LEDGER, HEAD, KEY)
+        )
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -95,78 +87,59 @@ class Ledger:
             UnlearnError: The first fault: a line that was changed, removed, swapped or added, or a
                 key that is not the ledger's.
         """
-        path = self.folder / LEDGER
-        if not path.exists():
-            if (self.folder / HEAD).exists() and self._head()[0]:
-                raise _fault("missing", f"{path} is missing but {HEAD} knows of it; restore it.")
-            return self._begun([])
-        with path.open("rb") as file:
+        if not self.path.exists():
+            return self._checked(b"")
+        with self.path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            return self._begun(self._checked(file.read()))
-
-    def _begun(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """An empty ledger is a new one only where no request has a record."""
-        records = [] if entries else sorted(self.folder.glob("*/record.json"))
-        if records:
-            says = f"{self.folder / LEDGER} has no line but {records[0]} is there; restore it."
-            raise _fault("missing", says)
-        return entries
+            return self._checked(file.read())
 
     def _checked(self, raw: bytes) -> list[dict[str, Any]]:
-        path, key = self.folder / LEDGER, self.key()
-        lines = raw.split(b"\n")
-        if lines.pop():
-            raise _fault(
-                "half-line",
-                f"{path}: what follows line {len(lines)} is no whole line (a crash while it was "
-                "written?); remove it.",
-            )
-        entries: list[dict[str, Any]] = []
-        before = NOTHING
+        key, entries, before = self.key(), [], NOTHING
+        *lines, rest = raw.split(b"\n")
+        if rest:
+            says = f"{self.path}: what follows line {len(lines)} is no whole line; remove it."
+            raise _fault("half-line", says)
         for number, line in enumerate(lines, start=1):
-            entry = _parsed(line) or {}
-            if (entry.get("entry"), entry.get("previous")) != (number, before):
-                raise _fault(
-                    "chain",
-                    f"{path}, line {number}: the chain is broken: this line or the one before was "
-                    "changed, removed or added; restore the file from a copy.",
-                )
-            if key is not None and entry.get("key") != _key_id(key):
-                raise _fault(
-                    "other-key",
-                    f"{self.folder / KEY} is not the key that {LEDGER} was written with; put the "
-                    "right key file back.",
-                )
-            if key is not None and not _is_ours(key, "entry", entry):
-                raise _fault(
-                    "mac",
-                    f"{path}, line {number} was not written with {KEY}; restore the file from a "
-                    "copy.",
-                )
+            try:
+                entry = Entry.read(line + b"\n")
+            except ValueError:
+                entry = {"entry": 0, "previous": ""}
+            kind, says = "chain", "this line or the one before was changed, removed or added"
+            sound = (entry["entry"], entry["previous"]) == (number, before)
+            if sound and key is not None:
+                sound = entry["key"] == _key_id(key)
+                kind, says = "other-key", f"{KEY} is not its key; put the right one back, or"
+            if sound and key is not None:
+                sound = _is_ours(key, "entry", entry)
+                kind, says = "mac", f"it was not written with {KEY}"
+            if not sound:
+                raise _fault(kind, f"{self.path}, line {number}: {says}; restore it from a copy.")
             entries.append(entry)
             before = hashlib.sha256(line).hexdigest()
-        *head, bound = self._head()
+        *head, bound = self._head(empty=not entries)
         # An append that was killed before it wrote the head: only who has the key can have made it.
         killed = entries and key is not None and head == [len(entries) - 1, entries[-1]["previous"]]
         new = any("format" in entry for entry in entries[: -1 if killed else None])
-        if (killed or head == [len(entries), before]) and (bound or not new):
-            return entries
-        raise _fault(
-            "end",
-            f"{path} has {len(entries)} entries that do not end where {HEAD} says (entry "
-            f"{head[0]}): the end was changed, removed or added; restore both files from a copy.",
-        )
+        if not (killed or head == [len(entries), before]) or (new and not bound):
+            raise _fault(
+                "end" if self.path.exists() else "missing",
+                f"{self.path} has {len(entries)} entries that do not end where {HEAD} says (entry "
+                f"{head[0]}): the end was changed, removed or added; restore both from a copy.",
+            )
+        # An empty ledger is a new one only where no request has a record.
+        if not entries and (records := sorted(self.folder.glob("*/record.json"))):
+            says = f"{self.path} has no line but {records[0]} is there; restore it."
+            raise _fault("missing", says)
+        return entries
 
-    def _head(self) -> tuple[int, str, bool]:
+    def _head(self, empty: bool = False) -> tuple[int, str, bool]:
         """Number of entries, SHA-256 of the last, and whether an HMAC binds them."""
-        path, ledger = self.folder / HEAD, self.folder / LEDGER
+        path, key = self._head_path, self.key()
         if not path.exists():
-            if ledger.exists() and ledger.stat().st_size:
-                raise _fault(
-                    "missing", f"{path} is missing; restore it: it says where {LEDGER} ends."
-                )
+            if not empty:
+                raise _fault("missing", f"{path} is missing; restore it: it says where all ends.")
             return 0, NOTHING, True
-        head, key = read_head(path), self.key()
+        head = read_head(path)
         if key is not None and "mac" in head and not _is_ours(key, "head", head):
             raise _fault("mac", f"{path} was not written with {KEY}; restore it from a copy.")
         return head["entries"], head["last"], "mac" in head
@@ -181,11 +154,10 @@ class Ledger:
             )
         if entries and self.key() is None:
             said.append(f"without {KEY} nobody can tell whether it was written anew or cut short")
-        for one, after in zip(entries, entries[1:], strict=False):
+        for one, after in pairwise(entries):
             if after["time"] < one["time"]:
-                said.append(
-                    f"line {after['entry']} is of {after['time']}, before line {one['entry']}"
-                )
+                line = f"line {after['entry']} is of {after['time']}"
+                said.append(f"{line}, before line {one['entry']}")
         known = {entry["request"] for entry in entries}
         for path in sorted(self.folder.glob("*/record.json")):
             if path.parent.name not in known:
@@ -198,17 +170,24 @@ class Ledger:
         Raises:
             UnlearnError: This is an older copy, or another ledger.
         """
-        entries, count = self.entries(), copy["entries"]
-        there = entries[count - 1 : count] if count else []
-        last = hashlib.sha256(canonical(there[0])).hexdigest() if there else NOTHING
-        if len(entries) < count or last != copy["last"]:
+        count = copy["entries"]
+        if len(self.entries()) < count or self.head(count)["last"] != copy["last"]:
             raise _fault(
                 "older-copy",
-                f"{self.folder / LEDGER} has {len(entries)} entries and does not go on from entry "
-                f"{count} of the head that was kept: it is an older copy or another ledger; "
-                "restore the right one.",
+                f"{self.path} does not go on from entry {count} of the head that was kept: it is "
+                "an older copy or another ledger; restore the right one.",
             )
         return f"goes on from entry {count} of the head that was kept"
+
+    def head(self, count: int | None = None) -> dict[str, Any]:
+        """``entries`` and ``last`` of the first entries, to be kept elsewhere: `goes_on_from`."""
+        entries = self.entries()[:count]
+        last = hashlib.sha256(canonical(entries[-1])).hexdigest() if entries else NOTHING
+        return {"entries": len(entries), "last": last}
+
+    def of(self, request: str) -> list[dict[str, Any]]:
+        """The entries about a request, oldest first."""
+        return [entry for entry in self.entries() if entry["request"] == request]
 
     def accepted(self) -> list[dict[str, Any]]:
         """The entries of requests that were carried out, oldest first."""
@@ -242,9 +221,8 @@ class Ledger:
         for entry in self.accepted():
             if entry["request"] == request:
                 raise UnlearnError(
-                    f"request {request!r} was carried out on {entry['time']} "
-                    f"({self.folder / LEDGER}, line {entry['entry']}); make a new request with "
-                    "`axolotl-unlearn request new`.",
+                    f"request {request!r} was carried out on {entry['time']} ({self.path}, line "
+                    f"{entry['entry']}); make a new one with `axolotl-unlearn request new`.",
                     code="requests.run-twice",
                 )
 
@@ -261,22 +239,19 @@ class Ledger:
             UnlearnError: The ledger is broken, the key is missing or wrong, or the disk is full;
                 then nothing was changed.
         """
-        key, path = self._own_key(), self.folder / LEDGER
-        if not path.exists():
+        key = self._own_key()
+        if not self.path.exists():
             self.entries()  # a ledger that is gone is not begun again
-        with path.open("a+b") as file:
+        with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             raw = file.read()
-            entries = self._begun(self._checked(raw))
-            time = now()
+            entries, time = self._checked(raw), now()
             if entries and time < entries[-1]["time"]:
-                raise _fault(
-                    "clock",
-                    f"the clock says {time}, which is before the last entry of {path} "
-                    f"({entries[-1]['time']}); set the clock.",
-                )
-            if not (self.folder / HEAD).exists():
+                last = f"the last entry of {self.path} ({entries[-1]['time']})"
+                says = f"the clock says {time}, which is before {last}; set the clock."
+                raise _fault("clock", says)
+            if not self._head_path.exists():
                 self._write_head(key, 0, NOTHING)
             entry = {
                 "entry": len(entries) + 1,
@@ -296,11 +271,8 @@ class Ledger:
                 os.fsync(file.fileno())
             except OSError as error:
                 os.ftruncate(file.fileno(), len(raw))
-                raise _fault(
-                    "disk",
-                    f"{path} cannot be written ({error.strerror}); make room and run the command "
-                    "again.",
-                ) from None
+                says = f"cannot be written ({error.strerror}); make room, run the command again."
+                raise _fault("disk", f"{self.path} {says}") from None
             self._write_head(key, len(entries) + 1, hashlib.sha256(line).hexdigest())
         return entry
 
@@ -310,16 +282,8 @@ class Ledger:
 
     def _write_head(self, key: bytes, entries: int, last: str) -> None:
         head = {"entries": entries, "last": last}
-        write(
-            self.folder / HEAD,
-            canonical(head | {"mac": _mac(key, "head", canonical(head))}) + b"\n",
-        )
-
-    def head(self) -> dict[str, Any]:
-        """``entries`` and ``last``, to be kept elsewhere: see `goes_on_from`."""
-        entries = self.entries()
-        last = hashlib.sha256(canonical(entries[-1])).hexdigest() if entries else NOTHING
-        return {"entries": len(entries), "last": last}
+        bound = head | {"mac": _mac(key, "head", canonical(head))}
+        write(self._head_path, canonical(bound) + b"\n")
 
     # --- key -------------------------------------------------------------------------------------
 
@@ -329,7 +293,7 @@ class Ledger:
         Raises:
             UnlearnError: It is no key, or others may read it.
         """
-        path = self.folder / KEY
+        path = self._key_path
         try:
             raw = path.read_bytes()
             key = bytes.fromhex(raw.decode("ascii"))
@@ -338,10 +302,8 @@ class Ledger:
         except ValueError:
             key = b""
         if len(key) != 32 or raw != f"{key.hex()}\n".encode():  # every byte counts
-            raise _fault(
-                "no-key",
-                f"{path} is not a key (64 hexadecimal digits and a line end); put the key back.",
-            )
+            says = "is not a key (64 hexadecimal digits and a line end); put the key back."
+            raise _fault("no-key", f"{path} {says}")
         if path.stat().st_mode & 0o077:
             raise _fault("open-key", f"{path} can be read by others; run `chmod 600 {path}`.")
         return key
@@ -350,11 +312,10 @@ class Ledger:
         """The key; a new one for a new ledger."""
         if (known := self.key()) is not None:
             return known
-        path = self.folder / KEY
-        if (self.folder / LEDGER).exists() or (self.folder / HEAD).exists():
-            raise _fault(
-                "missing", f"{path} is missing; put back the key that {LEDGER} was written with."
-            )
+        path = self._key_path
+        if self.path.exists() or self._head_path.exists():
+            says = f"is missing; put back the key that {LEDGER} was written with."
+            raise _fault("missing", f"{path} {says}")
         self.folder.mkdir(parents=True, exist_ok=True)
         key = secrets.token_bytes(32)
         try:
@@ -381,15 +342,6 @@ class Ledger:
             return hashlib.file_digest(file, lambda: mac).hexdigest()
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A JSON object written in the one way, else None."""
-    try:
-        value = json.loads(line)
-        return value if isinstance(value, dict) and canonical(value) == line else None
-    except (ValueError, RecursionError):
-        return None
-
-
 def read_head(path: Path) -> dict[str, Any]:
     """A head, or a copy of one: ``entries``, ``last`` and since 0.3 ``mac``.
 
@@ -398,16 +350,10 @@ def read_head(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         raw = file.read(1000)
-    head = _parsed(raw[:-1]) if raw.endswith(b"\n") else None
-    names = {"entries", "last"}
-    if (
-        head is None
-        or set(head) not in (names, names | {"mac"})
-        or not isinstance(head["entries"], int)
-        or head["entries"] < 0
-    ):
-        raise _fault("head", f"{path} was changed; restore it from a copy.")
-    return head
+    try:
+        return Head.read(raw)
+    except ValueError:
+        raise _fault("head", f"{path} was changed; restore it from a copy.") from None
 
 
 def _fault(kind: str, says: str) -> UnlearnError:
@@ -416,7 +362,7 @@ def _fault(kind: str, says: str) -> UnlearnError:
 
 def _is_ours(key: bytes, kind: str, signed: Mapping[str, Any]) -> bool:
     rest = {name: value for name, value in signed.items() if name != "mac"}
-    return hmac.compare_digest(str(signed.get("mac")), _mac(key, kind, canonical(rest)))
+    return hmac.compare_digest(signed["mac"], _mac(key, kind, canonical(rest)))
 
 
 def _mac(key: bytes, kind: str, content: bytes) -> str:

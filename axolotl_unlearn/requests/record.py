@@ -12,7 +12,6 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from collections.abc import Mapping
 from datetime import date
@@ -23,7 +22,7 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests import pages
-from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
+from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.request import (
     Request,
     digest,
@@ -33,13 +32,12 @@ from axolotl_unlearn.requests.request import (
     read_yaml,
     weights,
 )
-from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
+from axolotl_unlearn.requests.statement import PREDICATE, Statement, canonical
+from axolotl_unlearn.requests.statement import sign as signed
+from axolotl_unlearn.requests.verdict import audited, figures
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import versions
 
-#: v0.1 binds rows and model alone, v0.2 the other files too; v0.3 has rows among them; v0.4 says
-#: from which base, rows and versions an exact way was trained, and every try.
-PREDICATE, VERSIONS = "urn:axolotl-unlearn:deletion-request:v0.", (1, 2, 3, 4)
 RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
 #: The event of a try, and the keys of its config that the ledger repeats.
 TRIED = "tried"
@@ -88,15 +86,13 @@ def write(folder: Path | str) -> Path:
     request, ledger = Request.load(folder), Ledger(folder.parent)
     verdict = read_json(folder / "verdict.json")
     if verdict is None:
-        raise UnlearnError(
-            f"{folder} has no verdict; finish `axolotl-unlearn request run` first.",
-            code="record.no-verdict",
-        )
-    if not verdict.get("good") and not verdict.get("accepted"):
-        raise UnlearnError(
-            f"{folder}: the verdict is {verdict.get('status')!r}, so the model is not handed over; "
+        says = f"{folder} has no verdict; finish `axolotl-unlearn request run` first."
+        raise fault("no-verdict", says)
+    if not (verdict["good"] or verdict.get("accepted")):
+        raise fault(
+            "not-good",
+            f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over; "
             "look into its report, or run again with `--accept REASON`.",
-            code="record.not-good",
         )
     if known := _entry(ledger, request.id):
         there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
@@ -113,9 +109,15 @@ def write(folder: Path | str) -> Path:
         ],
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    place = ledger.inside(model["path"])
-    _enter(folder, "accepted", statement, model=model | {"path": place}, good=bool(verdict["good"]))
+    model["path"] = ledger.inside(model["path"])
+    _enter(folder, "accepted", statement, model=model, good=bool(verdict["good"]))
     return folder / RECORD
+
+
+def sign(folder: Path | str, private_key: Path | str) -> Path:
+    """Sign the record, and through its subjects the model, with a key of one's own: PEM, EC."""
+    read(folder)
+    return signed(home(folder) / RECORD, private_key)
 
 
 def tried(request: Request, verdict: Mapping[str, Any]) -> None:
@@ -175,15 +177,12 @@ def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) ->
     A file that is bound already keeps its digest: an amended record vouches for no change.
     """
     ledger, predicate = Ledger(folder.parent), statement["predicate"]
-    statement["predicateType"] = f"{PREDICATE}{VERSIONS[-1]}"
+    statement["predicateType"] = PREDICATE
     made, known = _pages(folder, statement), predicate.get("files", {})
+    new = {n: p for n, p in bound_files(folder).items() if n not in known or n == ERASED}
     predicate["files"] = {
         **known,
-        **{
-            name: {"hmac-sha256": ledger.keyed_file(path)}
-            for name, path in bound_files(folder).items()
-            if name not in known or name == ERASED
-        },
+        **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
         **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in made.items()},
     }
     replace_bytes(folder / DRAFT, canonical(statement) + b"\n")
@@ -237,46 +236,54 @@ def _predicate(
 ) -> dict[str, Any]:
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
-    names = {line["document"] for line in lines}
-    for path in (folder / "data").glob("*.jsonl"):
-        for row in read_json_lines(path):
-            names |= {str(row[key]) for key in ("id", "document") if row.get(key)}
+    rows = [row for path in (folder / "data").glob("*.jsonl") for row in read_json_lines(path)]
+    names = {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
+    names = sorted({*names, *(line["document"] for line in lines)}, key=len, reverse=True)
 
     def without_names(texts: list[str]) -> list[str]:
-        for name in sorted(names, key=len, reverse=True):
+        for name in names:
             texts = [t.replace(name, ledger.keyed(name)) if name in t else t for t in texts]
         return texts
 
-    def public(model: Mapping[str, Any]) -> dict[str, Any]:
-        return {"digest": model["digest"], "base": _named(model["base"])}
+    def public(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """With a base model by its name alone where it is a folder: no path of this machine."""
+        if not (given and (base := given.get("base"))):
+            return given and dict(given)
+        name = Path(base["name"])
+        return given | {"base": base | {"name": name.name if name.is_dir() else str(name)}}
 
+    def chosen(value: Any) -> Any:
+        """How rows were chosen names people: counts stay, whatever is text is keyed."""
+        counted = isinstance(value, (int, float, type(None)))
+        return value if counted else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
+
+    before, after = (
+        {name: one[name] for name in ("digest", "base")}
+        for one in (model_facts(request.before), model)
+    )
+    way = request.way | (read_json(folder / PROOF) or {})
+    way = {name: value for name, value in way.items() if name not in ("base", "shards")}
     stamps = sorted((folder / "work" / "stamps").glob("*.json"))
     seconds = {path.stem: read_json(path).get("seconds") for path in stamps}
-    way = request.way | (read_json(folder / PROOF) or {})
-    if way.get("bound"):
-        way["bound"] = way["bound"] | {"base": _named(way["bound"].get("base"))}
-    if bound := facts.get("bound"):
-        bound = bound | {"base": _named(bound.get("base"))}
+    tested = request.rows("tested")
+    tries = _tries(ledger, ledger.keyed_file(request.rows("forget")))
+    parts = ("request", "time", "outcome", "way", "seed", "options")
     return {
         "request": {
             "id": facts["id"],
             "created": facts["created"],
             "recorded": now(),
             "counts": facts.get("counts", {}),
-            "tested": [ledger.keyed(row["id"]) for row in _rows(request.rows("tested"))],
-            # How the rows were chosen names people: counts stay, whatever is text is keyed.
-            "chosen": {
-                name: value
-                if isinstance(value, (int, float, type(None)))
-                else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
-                for name, value in facts.get("chosen", {}).items()
-            },
+            "tested": [
+                ledger.keyed(row["id"])
+                for row in (read_json_lines(tested) if tested.is_file() else ())
+            ],
+            "chosen": {name: chosen(value) for name, value in facts.get("chosen", {}).items()},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},
-        "model": {"before": public(model_facts(request.before)), "after": public(model)},
+        "model": {"before": public(before), "after": public(after)},
         "versions": {"python": platform.python_version(), **versions()},
-        # No path of this machine.
-        "way": {name: value for name, value in way.items() if name not in ("base", "shards")},
+        "way": way | ({"bound": public(way["bound"])} if way.get("bound") else {}),
         "verdict": {
             "outcome": verdict.get("outcome"),
             "good": bool(verdict["good"]),
@@ -285,19 +292,13 @@ def _predicate(
             "accepted": verdict.get("accepted"),
         },
         "documents": [
-            {"document": ledger.keyed(line["document"])}
-            | {name: line[name] for name in FIGURES if name in line}
+            figures(line)
+            | {"document": ledger.keyed(line["document"])}
             | {"before": figures(line.get("before"))}
             for line in lines
         ],
-        "bound": bound,
-        "tries": [
-            {
-                name: one.get(name)
-                for name in ("request", "time", "outcome", "way", "seed", "options")
-            }
-            for one in _tries(ledger, ledger.keyed_file(request.rows("forget")))
-        ],
+        "bound": public(facts.get("bound")),
+        "tries": [{name: one.get(name) for name in parts} for one in tries],
         "earlier": read_json(folder / "eval" / "earlier.json"),
         "attacks": _attacks(folder),
         "limits": [
@@ -310,16 +311,6 @@ def _predicate(
     }
 
 
-def _named(base: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A base model by its name alone where it is a folder: no path of this machine."""
-    name = base and str(base.get("name"))
-    return base and dict(base) | {"name": Path(name).name if Path(name).is_dir() else name}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path) if path.is_file() else []
-
-
 def _attacks(folder: Path) -> list[dict[str, Any]]:
     """What each attack found, in its own words; see `axolotl-unlearn attack`."""
     from axolotl_unlearn.attacks.results import sentence
@@ -329,14 +320,12 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
         result = read_json(path)
         if not isinstance(result, dict) or not {"attack", "title"} <= set(result):
             continue
+        variants, says = list(result.get("tests", {})), result.get("sentence")  # tests on texts
         if result.get("rows"):
             variants, says = [row["variant"] for row in result["rows"]], sentence(result)
-        elif isinstance(result.get("sentence"), str):  # tests on texts: membership, inside
-            variants, says = list(result.get("tests", {})), result["sentence"]
-        else:
-            continue
-        said = {"attack": result["attack"], "variants": variants, "says": says}
-        attacks.append(said | {"digest": {"sha256": digest(path)}})
+        if says:
+            said = {"attack": result["attack"], "variants": variants, "says": says}
+            attacks.append(said | {"digest": {"sha256": digest(path)}})
     return attacks
 
 
@@ -346,7 +335,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
 def read(folder: Path | str) -> dict[str, Any]:
     """The statement of a finished request, after it was compared with the ledger.
 
-    Those of earlier versions are read as they are: what they lack is missing (see `VERSIONS`).
+    Those of earlier versions are read as they are: what they lack is missing.
 
     Raises:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
@@ -358,7 +347,7 @@ def read(folder: Path | str) -> dict[str, Any]:
         Request.load(folder)
         raise fault(
             "unknown",
-            f"{ledger.folder / 'ledger.jsonl'} does not know request {folder.name!r}; finish "
+            f"{ledger.path} does not know request {folder.name!r}; finish "
             f"`axolotl-unlearn request run {folder}`.",
         )
     if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
@@ -366,34 +355,24 @@ def read(folder: Path | str) -> dict[str, Any]:
     if not path.is_file():
         raise fault("missing", f"{path} is missing; restore it from a copy.")
     if digest(path) != entry["record"]:
-        raise fault(
-            "changed",
-            f"{path} is not the record that the ledger knows (line {entry['entry']}): it was "
-            "changed; restore it from a copy.",
-        )
+        says = f"is not the record that the ledger knows (line {entry['entry']}): it was changed"
+        raise fault("changed", f"{path} {says}; restore it from a copy.")
     return parsed(path, path.read_bytes())
 
 
 def parsed(path: Path, raw: bytes) -> dict[str, Any]:
-    """A statement that one of our versions wrote; parts that it may lack are empty.
+    """A statement that one of our versions wrote.
 
     Raises:
         UnlearnError: It is none.
     """
     try:
-        statement = json.loads(raw)
-        kind, predicate = statement["predicateType"], statement["predicate"]
-        if kind in [f"{PREDICATE}{version}" for version in VERSIONS]:
-            for one in statement["subject"]:
-                one["name"], one["digest"]["sha256"]
-            for one in predicate["documents"]:
-                one["document"], one["reading"]
-            predicate["request"]["id"], predicate["verdict"]["good"]
-            predicate["model"]["before"]["digest"], predicate["model"]["after"]["base"]
-            return statement
-    except (ValueError, RecursionError, TypeError, KeyError):
-        raise fault("unreadable", f"{path} is no record; restore it from a copy.") from None
-    raise fault("unreadable", f"{path} is a record of another version ({kind}); read it there.")
+        return Statement.read(raw)
+    except ValueError:
+        raise fault(
+            "unreadable",
+            f"{path} is no record of this version or one before; restore it, or read it there.",
+        ) from None
 
 
 def fault(kind: str, says: str) -> UnlearnError:
@@ -403,5 +382,4 @@ def fault(kind: str, says: str) -> UnlearnError:
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
     """The last entry about the record of a request."""
-    entries = [e for e in ledger.entries() if e["request"] == request and "record" in e]
-    return entries[-1] if entries else None
+    return next((entry for entry in reversed(ledger.of(request)) if "record" in entry), None)

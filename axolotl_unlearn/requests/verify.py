@@ -1,12 +1,11 @@
 """Is everything as it was recorded? Ledger, files, model and signature, each by itself.
 
-Nothing is fixed by another's fault: each part has a field and a sentence, and the exit code says
-which part is at fault first.
+Each part has a field and a sentence, whatever is at fault with another; the exit code says which
+part is at fault first.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from axolotl_unlearn.requests.record import (
     read,
 )
 from axolotl_unlearn.requests.request import Request, counted, digest, home, plain
+from axolotl_unlearn.requests.statement import check_key, signature
 
 NOT_COMPARED = "not compared"
 
@@ -50,17 +50,15 @@ class Verified:
     faults: list[UnlearnError] = field(default_factory=list)
 
     def compare(
-        self, part: str, compared: Callable[[], tuple[str, str]], otherwise: str
+        self, part: str, otherwise: str, compared: Callable[..., tuple[str, str]], *given: Any
     ) -> Verified:
         """Set a field to what a comparison finds, or where it raises to ``otherwise``."""
         try:
-            value, said = compared()
-        except OSError as error:  # a folder in its place, ...
+            value, said = compared(*given)
+        except (OSError, UnlearnError) as error:  # OSError: a folder in its place, ...
             value, said = otherwise, str(error)
-            self.faults.append(fault("unreadable", said))
-        except UnlearnError as error:
-            value, said = otherwise, str(error)
-            self.faults.append(error)
+            known = isinstance(error, UnlearnError)
+            self.faults.append(error if known else fault("unreadable", said))
         setattr(self, part, value)
         return self.say(f"{part}: {said}")
 
@@ -104,68 +102,45 @@ def verify(
     Raises:
         UnlearnError: There is no such public key, or nothing that reads signatures.
     """
-    folder = home(folder)
-    ledger, found = Ledger(folder.parent), Verified()
+    folder, found = home(folder), Verified()
+    ledger = Ledger(folder.parent)
     check_key(public_key)
-
-    def chain() -> tuple[str, str]:
-        count, warned = len(ledger.entries()), ledger.warnings()
-        goes_on = [ledger.goes_on_from(head)] if head else []
-        said = [f"{counted(count, 'entry', 'entries')}, unbroken", *goes_on, *warned]
-        return "end not bound" if warned else "whole", "; ".join(said)
-
-    found.compare("ledger", chain, "broken")
-    if found.ledger == "broken":
+    if found.compare("ledger", "broken", _chain, ledger, head).faults:
         return found
-    try:
-        statement = read(folder)
-    except UnlearnError as error:
-        said = error
-        return found.compare("files", lambda: _raise(said), "changed")
-    count = len(statement["predicate"]["documents"])
-    found.say(f"record: as the ledger knows it, {counted(count, 'document')}")
-    # Before what it says is believed.
-    found.compare("files", lambda: _with_list(folder, statement, ledger), "changed")
-    found.compare("model", lambda: _compare_model(folder, statement, ledger, model), "other")
-    return found.compare("signature", lambda: signature(folder / RECORD, public_key), "other")
+    statement: dict[str, Any] = {}  # believed once it was compared
+    found.compare("files", "changed", _compare_files, folder, statement, ledger)
+    if statement:
+        found.compare("model", "other", _compare_model, folder, statement, ledger, model)
+        found.compare("signature", "other", signature, folder / RECORD, public_key)
+    return found
 
 
-def _with_list(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -> tuple[str, str]:
-    value, said = _compare_files(folder, statement, ledger)
-    return value, "; ".join([said, *suppress.checked(folder.parent)])
+def _chain(ledger: Ledger, head: Mapping[str, Any] | None) -> tuple[str, str]:
+    warned = ledger.warnings()
+    said = [f"{counted(len(ledger.entries()), 'entry', 'entries')}, unbroken"]
+    said += [ledger.goes_on_from(head)] if head else []
+    return "end not bound" if warned else "whole", "; ".join([*said, *warned])
 
 
-def _raise(error: UnlearnError) -> tuple[str, str]:
-    raise error
-
-
-def _gone(ledger: Ledger, request: str, name: str) -> bool:
-    """`request erase` has removed this file of a request, or began to."""
-    entries = (e for e in ledger.entries() if (e["event"], e["request"]) == ("erasing", request))
-    gone = {one["path"] for entry in entries for one in entry["places"] if "path" in one}
-    return any(name == one or name.startswith(f"{one}/") for one in gone)
-
-
-def _compare_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -> tuple[str, str]:
-    """Every other file of the request's folder."""
+def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> tuple[str, str]:
+    """The record, every other file of the request's folder, and the suppression list."""
+    statement |= read(folder)
     predicate = statement["predicate"]
     # v0.1 and v0.2 have the rows in a place of their own; v0.1 binds no other file.
     recorded = {f"data/{part}.jsonl": one for part, one in predicate.get("data", {}).items()}
     recorded |= predicate.get("files", {})
-    files, missing, uncompared = bound_files(folder), 0, 0
+    files, gone, uncompared = bound_files(folder), 0, 0
     if "files" not in predicate:
         files = {name: path for name, path in files.items() if name.startswith("data/")}
-    name = predicate["request"]["id"]
-    last = [e["event"] for e in ledger.entries() if e["request"] == name][-1]
-    if last == "erasing":  # it was stopped before it was written into the record
+    if ledger.of(folder.name)[-1]["event"] == "erasing":  # stopped before it was in the record
         files.pop(ERASED, None)
         recorded.pop(ERASED, None)
-    for one, known in recorded.items():
-        path = files.pop(one, None)
+    for name, known in recorded.items():
+        path = files.pop(name, None)
         if path is None:
-            if not one.startswith(ROWS) and not _gone(ledger, name, one):
-                raise fault("missing", f"{folder / one} is missing; restore it from a copy.")
-            missing += 1
+            if not name.startswith(ROWS) and not _erased(ledger, folder, name):
+                raise fault("missing", f"{folder / name} is missing; restore it from a copy.")
+            gone += 1
         elif path.is_symlink():
             raise fault("changed", f"{path} is a link now; put the file of the record back.")
         elif "sha256" not in known and ledger.key() is None:
@@ -174,38 +149,39 @@ def _compare_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -
             raise fault("changed", f"{path} is not the file of the record; restore it from a copy.")
     if files:
         raise fault("added", f"{folder / min(files)} is not in the record: it was added.")
-    said = f"{len(recorded) - missing - uncompared} others of the request as recorded"
-    said += f", {missing} gone" if missing else ""
-    if "files" not in predicate:
-        return "some not compared", f"{said}; a record of v0.1 binds rows and model alone"
-    if uncompared:
-        return "some not compared", f"{said}, {uncompared} cannot be compared without ledger.key"
-    return "same", said
+    said = [f"{len(recorded) - gone - uncompared} others of the request as recorded"]
+    said += [f"{gone} gone"] * bool(gone)
+    said += [f"{uncompared} cannot be compared without ledger.key"] * bool(uncompared)
+    said += ["a record of v0.1 binds rows and model alone"] * ("files" not in predicate)
+    whole = not uncompared and "files" in predicate
+    said += suppress.checked(folder.parent)
+    return "same" if whole else "some not compared", "; ".join(said)
+
+
+def _erased(ledger: Ledger, folder: Path, name: str) -> bool:
+    """`request erase` has removed this file of a request, or began to."""
+    entries = [entry for entry in ledger.of(folder.name) if entry["event"] == "erasing"]
+    gone = {one["path"] for entry in entries for one in entry["places"] if "path" in one}
+    return any(f"{name}/".startswith(f"{one}/") for one in gone)
 
 
 def _compare_model(
     folder: Path, statement: Mapping[str, Any], ledger: Ledger, model: str | None
 ) -> tuple[str, str]:
-    predicate = statement["predicate"]
-    name, recorded = predicate["request"]["id"], predicate["model"]["after"]
     source = model or Request.load(folder).after
     if model is None and not Path(source.split("+")[-1]).exists():
-        last = ledger.accepted()[-1]["request"]
-        if last != name:
+        if (last := ledger.accepted()[-1]["request"]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
-    facts = model_facts(source)
-    before, base = recorded["base"], facts["base"]
+    facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
+    base = facts["base"]
     if (before is None) != (base is None):
-        kinds = ("a full model", "an adapter")
-        raise fault(
-            "other-kind",
-            f"{source} is {kinds[base is not None]} but the record is of "
-            f"{kinds[before is not None]}; name the model that the request made.",
-        )
+        full, adapter = ("a full model", "an adapter")[:: -1 if base else 1]
+        says = f"{source} is {full} but the record is of {adapter}; name the one that it made."
+        raise fault("other-kind", says)
     check_base(source, base, before)
 
     def gone(file: str) -> bool:
-        return model is None and _gone(ledger, name, f"model/{file}")
+        return model is None and _erased(ledger, folder, f"model/{file}")
 
     said = compare_model(Path(facts["path"]), statement, gone)
     return "same", said + (", base too" if base else "")
@@ -225,20 +201,17 @@ def compare_model(
     files, subjects = model_files(place), statement["subject"]
     for one in subjects:
         path = files.pop(one["name"], None)
-        if path is None:
-            if not gone(one["name"]):
-                raise fault("other-model", f"{place} has no {one['name']} of the record.")
-        elif digest(path) != one["digest"]["sha256"]:
+        if path is None and not gone(one["name"]):
+            raise fault("other-model", f"{place} has no {one['name']} of the record.")
+        if path is not None and digest(path) != one["digest"]["sha256"]:
             raise fault(
                 "other-model",
                 f"{path} is not the file of the record: it was changed, or it is another model "
                 "(after further training: `axolotl-unlearn request audit`).",
             )
     if files:
-        raise fault(
-            "other-model",
-            f"{min(files.values())} is not in the record: it was added to the model.",
-        )
+        says = "is not in the record: it was added to the model."
+        raise fault("other-model", f"{min(files.values())} {says}")
     return f"all {len(subjects)} files as recorded"
 
 
@@ -255,82 +228,3 @@ def check_base(
             f"{source} stands on {base['name']}, which is not the base model of the record "
             f"({recorded['name']}); write base+adapter with the right one.",
         )
-
-
-# --- signature -----------------------------------------------------------------------------------
-
-
-def sign(folder: Path | str, private_key: Path | str) -> Path:
-    """Sign the record, and through its subjects the model, with a key of one's own.
-
-    Args:
-        private_key: PEM file of an elliptic curve key (NIST P-256, P-384 or P-521).
-    """
-    folder = home(folder)
-    read(folder)
-    return sign_file(folder / RECORD, private_key)
-
-
-def sign_file(path: Path, private_key: Path | str) -> Path:
-    """The signature beside a file, as ``NAME.sig``; see `sign`."""
-    signing, made = _model_signing("signing"), path.with_name(f"{path.name}.sig")
-    try:
-        config = signing.Config().use_elliptic_key_signer(private_key=Path(private_key))
-        config.sign(path, made)
-    except (OSError, ValueError, TypeError) as error:
-        raise UnlearnError(
-            f"{private_key} cannot sign ({_first_line(error)}); give the PEM file of an elliptic "
-            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
-            code="record.no-signing-key",
-        ) from None
-    return made
-
-
-def signature(signed: Path, public_key: Path | str | None) -> tuple[str, str]:
-    """Of a file with ``NAME.sig`` beside it: the field of `Verified` and a sentence.
-
-    Raises:
-        UnlearnError: It is not the signature of the file under this key.
-    """
-    path = signed.with_name(f"{signed.name}.sig")
-    if not path.is_file():
-        return "none", "none: whoever has the key of the ledger could have written all of this"
-    if public_key is None:
-        return NOT_COMPARED, "there is one; give `--public-key` to check it"
-    verifying = _model_signing("verifying")
-    try:
-        config = verifying.Config().use_elliptic_key_verifier(public_key=Path(public_key))
-        config.verify(signed, path)
-    except Exception as error:  # the library raises what its parts raise
-        raise fault(
-            "other-signature",
-            f"{path} is not that of {signed.name} under {public_key} ({_first_line(error)}).",
-        ) from None
-    return "owner", f"by the owner of {public_key}"
-
-
-def check_key(public_key: Path | str | None) -> None:
-    """Raises `UnlearnError`: no signature can be compared with it."""
-    if public_key is None:
-        return
-    _model_signing("verifying")
-    if not Path(public_key).is_file():
-        raise fault(
-            "no-public-key", f"{public_key} does not exist; name the PEM file of the public key."
-        )
-
-
-def _model_signing(part: str) -> Any:
-    try:
-        return importlib.import_module(f"model_signing.{part}")
-    except ImportError:
-        raise UnlearnError(
-            "signatures need the package model-signing; install it: "
-            "`pip install 'axolotl-unlearn[sign]'`.",
-            code="record.no-model-signing",
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
