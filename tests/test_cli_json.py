@@ -106,7 +106,6 @@ CASES = {
     "request list": ("{requests}", "requests"),
     "request new": ("{finetune.yml} --where id=p3 --out {requests}/r2", "counts"),
     "request plan": ("{requests}/r2", "heldout_needed"),
-    "request show": ("{requests}/r1", "verdict"),
     "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
     "request suppress": ("{requests}", "digests"),
     "request told": ("{requests}/r1 --recipient Cloud", "day"),

@@ -290,7 +290,7 @@ def test_ledgers(content, raw, junk):
 # --- the command line ----------------------------------------------------------------------------
 
 COMMANDS = ("check", "init", "request clean", "eval --compare", "report", "methods",
-            "request list", "request show", "request erase", "request verify")  # fmt: skip
+            "request list", "request erase", "request verify")  # fmt: skip
 WORD = st.sampled_from(
     ["", "-", "--", "--help", "--out", "--data", "nowhere", ".", "file.json", "file.yml", "--yes",
      "--json", "-1", "nan", "a=b", "a+b", "=", "x" * 300, "\u202e", "--search", "folder", "*", "~"]

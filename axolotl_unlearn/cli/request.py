@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ def _pairs(
     pairs = [text.partition("=") for text in lines(context, option, given)]
     for number, (name, equals, _value) in enumerate(pairs, start=1):
         if not (name and equals):
-            raise UnlearnError(
-                f"--where, value {number}: it must be FIELD=VALUE.", code="requests.no-pair"
-            )
+            says = f"--where, value {number}: it must be FIELD=VALUE."
+            raise UnlearnError(says, code="requests.no-pair")
     return [(name, value) for name, _equals, value in pairs]
+
+
+def _day(_: click.Context, __: click.Parameter, given: datetime | None) -> date | None:
+    return given and given.date()
 
 
 def _quietly() -> None:
@@ -57,6 +61,13 @@ def _quietly() -> None:
     os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
     logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
     click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
+
+
+def _there(*paths: Path) -> None:
+    for path in paths:
+        if not path.exists():
+            says = f"{path} does not exist; name a file or folder."
+            raise UnlearnError(says, code="requests.no-place")
 
 
 @command.command("new")
@@ -101,21 +112,17 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     wanted = Wanted(documents=documents, **{name: given.pop(name) for name in asked})
     if subjects:
         if any(vars(wanted).values()):
-            raise UnlearnError(
-                "--subjects names all rows; leave the other options out, or it.",
-                code="requests.subjects-and-more",
-            )
+            says = "--subjects names all rows; leave the other options out, or it."
+            raise UnlearnError(says, code="requests.subjects-and-more")
         given["subjects"] = read_subjects(subjects)
         wanted = together(given["subjects"])
     options = Options(**{name: value for name, value in given.items() if value is not None})
     made = new_request(config, out, wanted, options)
     facts, offered = made.request.facts, made.offered
-    return Answer(
-        {"folder": out, "counts": facts["counts"], "chosen": facts["chosen"]}
-        | {"offered": offered.reasons, "limits": facts["limits"]}
-        | {"other_ledgers": made.other_ledgers, "hints": offered.hints, "fields": offered.fields},
-        _made(out, made, options),
-    )
+    said = {name: facts[name] for name in ("counts", "chosen", "limits")}
+    said |= {"offered": offered.reasons, "hints": offered.hints, "fields": offered.fields}
+    said |= {"folder": out, "other_ledgers": made.other_ledgers}
+    return Answer(said, _made(out, made, options))
 
 
 def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
@@ -124,7 +131,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     from axolotl_unlearn.requests.request import counted, read_yaml
 
     facts, offered = made.request.facts, made.offered
-    counts = facts["counts"]
+    counts, kept = facts["counts"], "retained rows"
     for name in speaking([out.name, *(one.name for one in options.subjects)], Wanted()):
         yield f"{name!r} stands in every record and export: take a number if it names anybody."
     yield (
@@ -138,26 +145,21 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         each = (f"{counted(taken[n], 'row')} of data set {n}" for n in range(entries))
         yield f"To forget: {', '.join(each)}."
     if others := facts["chosen"]["other_forms"]:
-        yield (
-            f"{counted(others, 'named row')} found in another spelling than you wrote (capitals, "
-            f"Unicode form, spaces, dashes, quotes); see {out / 'data' / 'forget.jsonl'}."
-        )
+        yield f"{counted(others, 'named row')} found in another spelling than you wrote; read them."
     if offered.near and not options.with_near:
-        near = "retained rows are nearly the same as rows to forget (--with-near takes them)."
-        yield f"{len(offered.near)} {near}"
+        yield f"{len(offered.near)} {kept} are nearly the same (--with-near takes them)."
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
-        yield f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them)."
+        yield f"{len(ids)} {kept} also say {name!r} (--with-mentions takes them)."
     for name, ids in offered.hints.items():
-        yield f"{len(ids)} retained rows may be about {name!r} or somebody else; read them."
+        yield f"{len(ids)} {kept} may be about {name!r} or somebody else; read them."
     for field, count in offered.fields.items():
         yield f"{counted(count, 'retained row')} with {field}: another field, or zeros in front."
     for name, count in offered.frequent.items():
-        yield f"{count} retained rows say {name!r}, too many to be offered (--contains takes them)."
+        yield f"{count} {kept} say {name!r}, too many to be offered (--contains takes them)."
     if offered.reasons:
         yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
     for other in made.other_ledgers:
-        unknown = f"the requests in {other} are not looked for in what this one makes."
-        yield f"{out.parent} begins a new ledger; {unknown}"
+        yield f"{out.parent} begins a new ledger; requests in {other} are not looked for after it."
     if options.subjects:
         yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
     yield from (f"Not claimed: {limit}." for limit in facts["limits"])
@@ -174,19 +176,16 @@ def plan(folder: Path, limit_minutes: float | None):
     run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
     """
     few_logs()
-    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.drops import needed
     from axolotl_unlearn.requests.request import Request, counted
     from axolotl_unlearn.requests.ways import plan as ways
 
     request = Request.load(folder)
-    costs = ways.plan(request)
+    costs, counts = ways.plan(request), request.facts["counts"]
     taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
     said = [line for cost in costs for line in _cost(cost)]
-    judge, path = request.facts["counts"]["judge"], request.path("eval-data", "member.jsonl")
-    documents = len(read_json_lines(path)) if path.is_file() else 1
-    if few := needed(documents, judge):
-        held = f"{counted(judge, 'held-out row')} that judge"
+    if few := needed(counts["documents"], counts["judge"]):
+        held = f"{counted(counts['judge'], 'held-out row')} that judge"
         said.append(f"{'':8}  with {held} match is not shown: it takes {few} (`new --heldout`)")
     facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
     return Answer(facts, [*said, f"auto      {taken}"])
@@ -242,68 +241,24 @@ def list_(requests_dir: Path):
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.request import Request
 
-    if not requests_dir.is_dir():
-        raise UnlearnError(
-            f"{requests_dir} does not exist; name the folder of the requests.",
-            code="requests.no-folder",
-        )
+    _there(requests_dir)
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
     for entry in ledger.entries():
         state = entry["event"] + ("" if entry.get("good", True) else " (not good)")
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
-    listed: list[dict[str, Any]] = []
+    listed, said = [], []
     for name in [*states, *sorted(folders - set(states))]:
-        rows = "its folder is gone"
+        rows, events = "its folder is gone", states.get(name, [])
         if name in folders:
             rows = f"{Request.load(requests_dir / name).facts['counts']['forget']} rows"
-        listed.append({"request": name, "rows": rows, "events": states.get(name, [])})
-    current = ledger.current()
-    said = [
-        f"{o['request']}  {o['rows']}  {', '.join(o['events'] or ['not carried out'])}"
-        for o in listed
-    ]
+        listed.append({"request": name, "rows": rows, "events": events})
+        said.append(f"{name}  {rows}  {', '.join(events or ['not carried out'])}")
+    current, warnings = ledger.current(), ledger.warnings()
     said.append(f"current model: {current['path'] if current else 'no request was carried out'}")
-    warnings = ledger.warnings()
     said += [f"ledger: {one}" for one in warnings]
     return Answer({"requests": listed, "current": current, "warnings": warnings}, said)
-
-
-@command.command("show")
-@_FOLDER
-def show(folder: Path):
-    """What a request asked for and what became of it."""
-    from axolotl_unlearn.requests.ledger import Ledger
-    from axolotl_unlearn.requests.pages import readings
-    from axolotl_unlearn.requests.record import PAGE, read
-    from axolotl_unlearn.requests.request import Request
-
-    request = Request.load(folder)
-    facts = request.facts
-    known = [e for e in Ledger(folder.parent).entries() if e["request"] == request.id]
-    shown = {key: facts[key] for key in ("id", "created", "chosen", "counts", "config")}
-    said = [
-        f"request {request.id} of {facts['created']}",
-        f"  chosen by   {'; '.join(map(str, facts['chosen']['how']))}",
-        "  rows        " + ", ".join(f"{n} {k}" for k, n in facts["counts"].items()),
-        f"  config      {facts['config']['path']}",
-    ]
-    if not known:
-        said.append(f"  not carried out yet: axolotl-unlearn request run {folder}")
-        return Answer(shown | {"events": known}, said)
-    statement = read(folder)
-    verdict, documents = statement["predicate"]["verdict"], readings(statement)
-    accepted = [f"  accepted    {verdict['accepted']}"] if verdict["accepted"] else []
-    said += [
-        f"  judgement   {verdict['status']}",
-        *accepted,
-        "  documents   " + ", ".join(f"{n} {reading}" for reading, n in documents.items() if n),
-        *(f"  ledger      line {e['entry']}: {e['event']} {e['time']}" for e in known),
-        f"  report      {folder / PAGE}",
-    ]
-    found = {"events": known, "verdict": verdict, "documents": documents, "report": folder / PAGE}
-    return Answer(shown | found, said)
 
 
 # --- what a request left behind ------------------------------------------------------------------
@@ -313,28 +268,24 @@ def show(folder: Path):
 @click.argument("model")
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
 @click.option("--junit", "junit_file", type=PATH, help="Write junit XML.")
-@click.option("--figures", type=PATH, help="Write them as JSON.")
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def audit(model, requests_dir, junit_file, figures, quiet: bool, **options):
+def audit(model, requests_dir, junit_file, quiet: bool, **options):
     """Look for every deleted document of REQUESTS in MODEL, as it is now.
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
     their records. Exit code 0: nothing is back; 3: something is; 1: nothing, but a request is not
     as recorded and was not tested; 2: it could not be tested.
     """
-    from axolotl_unlearn.files import write, write_json
+    from axolotl_unlearn.files import write
     from axolotl_unlearn.requests.audit import audit_requests, junit
 
     result = audit_requests(model, requests_dir, progress=not quiet, **options)
-    if figures:
-        write_json(figures, result.to_json())
     if junit_file:
         write(junit_file, junit(result))
     result.require_tested(requests_dir)
-    said = [*result.back_lines(), result.says]
-    return Answer(result.to_json(), said, exit=result.exit)
+    return Answer(result.to_json(), [*result.back_lines(), result.says], exit=result.exit)
 
 
 @command.command("derived")
@@ -372,7 +323,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     """
     from axolotl_unlearn.requests import erase as erasing
 
-    _there(places)
+    _there(*places)
     planned = erasing.plan(folder, places=places, with_data=with_data)
     said = [*planned.lines(), *planned.found_lines()]
     facts = {"items": [vars(item) for item in planned.items], "removed": yes, **planned.facts()}
@@ -380,12 +331,9 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
     for line in said:  # before anything goes
         click.echo(line)
-    left = erasing.erase(planned)["places"]
-    done = (
-        f"removed {len(planned.removable)} places; {left or 'no'} files that are left hold deleted "
-        "texts; written into the record"
-    )
-    return Answer(facts, [done])
+    left = erasing.erase(planned)["places"] or "no"
+    gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
+    return Answer(facts, [f"{gone}; written into the record"])
 
 
 @command.command("clean")
@@ -401,27 +349,22 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
     """
     from axolotl_unlearn.requests import removal
 
-    _there((*forget, *places))
+    _there(*forget, *places)
     planned = removal.of_run(out, forget=forget, places=places)
     said = list(planned.lines())
     facts = {"items": [vars(item) for item in planned.items], "yours": planned.sources}
     facts["removed"] = not dry_run
     if dry_run:
         return Answer(facts, [*said, "nothing was changed"])
-    result = removal.clean(planned)
+    left = removal.clean(planned).left
     said += planned.found_lines()
-    said.append(f"removed {len(planned.removable)} places; {len(result.left) or 'none'} left")
+    said.append(f"removed {len(planned.removable)} places; {len(left) or 'none'} left")
     stays = len(planned.items) - len(planned.removable)
-    unclean = bool(result.left or stays or not planned.texts.windows)
+    unclean = bool(left or stays or not planned.texts.windows)
     return Answer(facts | planned.facts(), said, exit=3 if unclean else 0)
 
 
-def _there(paths: tuple[Path, ...]) -> None:
-    for path in paths:
-        if not path.exists():
-            raise UnlearnError(
-                f"{path} does not exist; name a file or folder.", code="requests.no-place"
-            )
+# --- who is answered -----------------------------------------------------------------------------
 
 
 @command.command("export")
@@ -431,31 +374,22 @@ def _there(paths: tuple[Path, ...]) -> None:
 @click.option("--by", callback=one_value, help="Who answers.")
 @click.option("--to", callback=one_value, help="Who asked.")
 @click.option("--reference", callback=one_value, help="Theirs or yours.")
-@click.option("--received", type=_DAY, help="YYYY-MM-DD  [when the request was made]")
-@click.option("--due", type=_DAY, help="[a month later]")
-@click.option("--key", type=PATH, help="PEM, EC: sign all of it.")
-def export(folder: Path, out: Path, key: Path | None, **given: Any):
+@click.option("--received", type=_DAY, callback=_day, help="[when the request was made]")
+@click.option("--due", type=_DAY, callback=_day, help="[a month later]")
+@click.option("--key", "private_key", type=PATH, help="PEM, EC: sign all of it.")
+def export(folder: Path, out: Path, **given: Any):
     """Write record, report, ledger entries, dates, how to verify and a reply into one file.
 
     The record names nobody; the reply says what you give here and nothing else. `@FILE` reads a
     value from a file. Without `--key` whoever receives it cannot tell who wrote it.
-
-    \b
-    Example:
-      axolotl-unlearn request export requests/2026-001 --received 2026-11-02 --to @name.txt \\
-        --key key.pem --out 2026-001.zip
-      axolotl-unlearn request verify 2026-001.zip --public-key key.pub
     """
-    from axolotl_unlearn.requests import export as exporting
+    from axolotl_unlearn.requests.export import export
 
-    given |= {day: given[day] and given[day].date() for day in ("received", "due")}
-    handling = exporting.export(folder, out, private_key=key, **given)
-    late = ", late" if handling["late"] else ""
-    said = (
-        f"{out}: received {handling['received']}, due {handling['due']}, done "
-        f"{handling['done']}{late}. Read REPLY.txt in it before you send it."
-    )
-    return Answer({"file": out, **handling}, [said])
+    made = export(folder, out, **given)
+    days = ", ".join(f"{day} {made[day]}" for day in ("received", "due", "done"))
+    late = ", late" if made["late"] else ""
+    said = f"{out}: {days}{late}. Read REPLY.txt in it before you send it."
+    return Answer({"file": out, **made}, [said])
 
 
 @command.command("verify")
@@ -487,22 +421,20 @@ def verify(
         from axolotl_unlearn.requests.repeat import repeat as trained_again
 
         found.says.append(trained_again(folder, base, rows))
-    facts = {part: getattr(found, part) for part in ("signature", "model", "files", "ledger")}
-    return Answer(facts | {"says": found.says}, found.says, exit=found.exit)
+    parts = ("signature", "model", "files", "ledger", "says")
+    return Answer({part: getattr(found, part) for part in parts}, found.says, exit=found.exit)
 
 
 @command.command("told")
 @_FOLDER
 @click.option("--recipient", required=True, help="Who was told, as the record is to name them.")
-@click.option("--day", type=_DAY, help="[today]")
-def told(folder: Path, recipient: str, day: Any):
+@click.option("--day", type=_DAY, callback=_day, help="[today]")
+def told(folder: Path, recipient: str, day: date | None):
     """Put into the record who else was told of the erasure (GDPR, Article 19)."""
-    from datetime import date
+    from axolotl_unlearn.requests.record import told
 
-    from axolotl_unlearn.requests import record
-
-    day = day.date() if day else date.today()
-    record.told(folder, recipient, day)
+    day = day or date.today()
+    told(folder, recipient, day)
     said = f"{folder}: {recipient} was told on {day}; sign the record again"
     return Answer({"recipient": recipient, "day": day}, [said])
 
@@ -521,10 +453,10 @@ def sign(folder: Path, private_key: Path):
       openssl ec -in key.pem -pubout -out key.pub
       axolotl-unlearn request sign requests/2026-001 --key key.pem
     """
-    from axolotl_unlearn.requests.record import sign as signed
+    from axolotl_unlearn.requests.record import sign
 
-    signature = signed(folder, private_key)
-    return Answer({"signature": signature}, [f"Signature: {signature}"])
+    made = sign(folder, private_key)
+    return Answer({"signature": made}, [f"Signature: {made}"])
 
 
 @command.command("suppress")
@@ -537,18 +469,12 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     The list has keyed digests of the deleted rows and their texts, and no text. `request erase`
     writes it too. Our own dataset types read it: `unlearn: {data: {suppression: FILE}}`; for a
     plain `axolotl train` filter the file.
-
-    \b
-    Example:
-      axolotl-unlearn request suppress requests/
-      axolotl-unlearn request suppress requests/ --rows next.jsonl --out next-allowed.jsonl
     """
     from axolotl_unlearn.requests import suppress as suppressing
 
     if (rows is None) != (out is None):
-        raise UnlearnError(
-            "--rows and --out belong together; give both or none.", code="requests.rows-and-out"
-        )
+        says = "--rows and --out belong together; give both or none."
+        raise UnlearnError(says, code="requests.rows-and-out")
     path, count, new = suppressing.suppress(requests_dir)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
     said = [f"{path}: {count} digests, {new} of them new"]
