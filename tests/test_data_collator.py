@@ -9,7 +9,7 @@ from fault_codes import fails
 from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
-from axolotl_unlearn.engine.host import known_batch
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.step import in_parts
 
 
@@ -117,10 +117,10 @@ def test_a_batch_is_cut_between_its_pairs(budget, padded, cut):
         for pair, of in enumerate(lengths)
     ]
     collate = PairCollator(9)
-    whole = known_batch(collate(pairs))
+    whole = Batch.of(collate(pairs))
     parts = in_parts(whole, budget, padded=padded)
     for part, members in zip(parts, cut, strict=True):
-        expected = known_batch(collate([pairs[pair] for pair in members]))
+        expected = Batch.of(collate([pairs[pair] for pair in members]))
         for name, value in expected.items():
             assert torch.equal(part[name], value), name
 

@@ -12,8 +12,8 @@ import torch
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 
 from axolotl_unlearn import device
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
-from axolotl_unlearn.engine.host import sent
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.reference.base import make_reference
@@ -89,7 +89,7 @@ def steps(place: str) -> tuple[list[float], torch.Tensor, pretend_device.Watch]:
     entries, losses = entries_for(*CONFIGS), []
     for seed in (0, 1, 1):
         batch = random_batch(seed)
-        batch = {name: sent(v.numpy(), torch.device(place)) for name, v in batch.items()}
+        batch = Batch.sent({name: v.numpy() for name, v in batch.items()}, torch.device(place))
         model.zero_grad()
         with pretend_device.watch("/axolotl_unlearn/") as seen:
             loss = step_loss(model, batch, entries, reference=reference).total
@@ -112,7 +112,7 @@ def test_the_level_is_aimed_at_without_a_wait_for_any_row():
     place, batch = torch.device("pretend:0"), random_batch(forget=6)
     model = with_lora(tiny_llama()).to(place)
     asked = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
-    batch = {name: sent(values.numpy(), place) for name, values in batch.items()}
+    batch = Batch.sent({name: values.numpy() for name, values in batch.items()}, place)
     level, needs = Level(), ForwardSpec(labels=label_positions(batch))
     rows = {group: [-torch.rand(40)] for group in itertools.product((0, 1), (1, 2, 3))}
     level.fit(rows, {group: [2 * one[0]] for group, one in rows.items()})

@@ -11,6 +11,7 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.engine import head_losses
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import (
     after_head,
     final_logits,
@@ -95,7 +96,7 @@ def test_packed_rows_give_the_padded_result(attention, checkpointing):
 
 def test_packing_runs_only_over_real_tokens():
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
-    layout = packed_layout(batch, positions_alone, torch.float32)
+    layout = packed_layout(Batch.of(batch), positions_alone, torch.float32)
     real = int(batch["attention_mask"].sum())
     assert layout.inputs["input_ids"].shape == (1, real) and real < 8 * 24
     hidden = torch.arange(real)[None, :, None]  # each token's own place
@@ -110,7 +111,7 @@ def test_packing_pays_only_where_padding_is_large():
 
     def mask(*lengths):
         width = max(lengths)
-        return {"attention_mask": (torch.arange(width) < torch.tensor(lengths)[:, None]).long()}
+        return Batch.of({"attention_mask": torch.arange(width) < torch.tensor(lengths)[:, None]})
 
     assert not is_worthwhile(mask(10, 10), 64, blockwise=False)
     assert not is_worthwhile(mask(10), 64, blockwise=False)
@@ -167,7 +168,7 @@ def test_a_mask_is_made_by_the_model_where_ours_would_not_do(change):
     assert_close(total, expected, rtol=1e-6, atol=1e-7)
     for g, w in zip(gradients, expected_gradients, strict=True):
         assert_close(g, w, rtol=1e-5, atol=1e-7)
-    assert is_worthwhile(batch, 32, blockwise=False)
+    assert is_worthwhile(Batch.of(batch), 32, blockwise=False)
 
 
 def changed_logits_model(name: str):

@@ -64,12 +64,13 @@ def test_moments_are_those_of_the_distribution(frozen, beside):
         for one in (model, double):
             one.get_output_embeddings().weight.requires_grad_(False)
     batch = batch_of()
-    where = label_positions(batch)
+    asked = label_positions(batch)
+    where = torch.from_numpy(asked)
     rng = torch.Generator().manual_seed(1)
     upstream = torch.randn(*where.shape, 3, generator=rng, dtype=torch.float64) * where[..., None]
     upstream[..., 0] *= beside
 
-    found = observe(model, batch, ForwardSpec(labels=where if beside else None, moments=where))
+    found = observe(model, batch, ForwardSpec(labels=asked if beside else None, moments=asked))
     ours = torch.cat([found.logp[..., None], found.moments], -1)
     theirs = torch.stack(plain(double, batch), -1)
     mask = where[..., None].expand_as(theirs)

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from axolotl_unlearn.engine.batch import indices, to_device
 from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.errors import UnlearnError
 
@@ -120,11 +122,11 @@ def tap_layers(
         setattr(owner, name, whole)
 
 
-def row_profiles(layers: Sequence[Tensor], where: Tensor, pick: Pick) -> Tensor:
+def row_profiles(layers: Sequence[Tensor], where: NDArray, pick: Pick) -> Tensor:
     """Mean, then standard deviation of each row's states over its positions ``where`` ``[R, T]``,
     layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
-    row, time = where.nonzero(as_tuple=True)
-    count = where.sum(-1, keepdim=True).clamp(min=1)
+    row, time = indices(where, layers[0].device)
+    count = to_device(where.sum(-1, keepdims=True).clip(min=1), layers[0].device)
     profile = []
     for layer in layers:
         states = pick(layer, row, time)

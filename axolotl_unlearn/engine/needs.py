@@ -8,17 +8,18 @@ Shape letters: R rows, T time, Q chosen positions, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import IGNORE
-from axolotl_unlearn.engine.host import on_host, sent, to_device
+from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.objectives import Objective
 
 #: Hidden states to logits, ``[p, D] -> [p, V]``.
@@ -28,19 +29,15 @@ Layer = int | None
 HEAD: Layer = None
 
 
-def targets(labels: Tensor) -> Tensor:
-    """Next-token targets, ``[R, T] -> [R, T]``: position t predicts label t + 1."""
-    values = np.full(labels.shape, IGNORE, dtype=np.int64)
-    values[:, :-1] = on_host(labels)[:, 1:]
-    return sent(values, labels.device)
+def targets(batch: Mapping[str, Tensor]) -> NDArray:
+    """Next-token targets, ``[R, T]``: position t predicts label t + 1."""
+    labels = Batch.of(batch).on_host("labels")
+    return np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORE)], 1)
 
 
-def label_positions(batch: dict[str, Tensor]) -> Tensor:
+def label_positions(batch: Mapping[str, Tensor]) -> NDArray:
     """Positions that predict a label, ``[R, T]`` bool."""
-    labels = on_host(batch["labels"])
-    values = np.zeros(labels.shape, dtype=bool)
-    values[:, :-1] = labels[:, 1:] != IGNORE
-    return sent(values, batch["labels"].device)
+    return targets(batch) != IGNORE
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,12 @@ class States:
     """
 
     values: Tensor
-    positions: Tensor
+    positions: NDArray
 
     @cached_property
     def _place(self) -> Tensor:
-        known = on_host(self.positions)
-        return to_device(known.ravel().cumsum().reshape(known.shape) - 1, self.positions.device)
+        place = self.positions.ravel().cumsum().reshape(self.positions.shape) - 1
+        return to_device(place, self.values.device)
 
     def at(self, row: Tensor, time: Tensor) -> Tensor:
         """Those of some of the positions, ``[p, D]``."""
@@ -84,6 +81,7 @@ class ForwardResult:
             positions asked for, of all layers one after the other; 0 where there are none.
         pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
             held-out rows lie and the way there (`axolotl_unlearn.reference.heldout`).
+        known: of a reference, ``logp`` on the host.
     """
 
     logp: Tensor
@@ -95,6 +93,7 @@ class ForwardResult:
     moments: Tensor | None = None
     profiles: Tensor | None = None
     pull: Callable[[Tensor, Tensor], Tensor] | None = None
+    known: NDArray | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class HeadLoss:
     side: str
     objective: Objective
     parameters: dict[str, Any]
-    positions: Tensor
+    positions: NDArray
     factor: Tensor | float = 1.0
     reference: ForwardResult | None = None
     slope: float | None = None
@@ -127,7 +126,7 @@ class HeadLoss:
 
 @dataclass(frozen=True)
 class ForwardSpec:
-    """What is needed of a model about a batch; all masks are ``[R, T]`` bool.
+    """What is needed of a model about a batch; all masks are ``[R, T]`` bool on the host.
 
     Attributes:
         labels: positions whose label's log-prob is needed.
@@ -142,12 +141,12 @@ class ForwardSpec:
     #: The masks that are not of a layer or a valuation.
     MASKS: ClassVar = ("labels", "logged", "moments", "profiles")
 
-    labels: Tensor | None = None
-    states: dict[Layer, Tensor] = field(default_factory=dict)
+    labels: NDArray | None = None
+    states: dict[Layer, NDArray] = field(default_factory=dict)
     valuations: tuple[HeadLoss, ...] = ()
-    logged: Tensor | None = None
-    moments: Tensor | None = None
-    profiles: Tensor | None = None
+    logged: NDArray | None = None
+    moments: NDArray | None = None
+    profiles: NDArray | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -161,7 +160,7 @@ class ForwardSpec:
         return bool(self.valuations) or any(mask is not None for mask in at_head)
 
     @property
-    def masks(self) -> list[Tensor]:
+    def masks(self) -> list[NDArray]:
         """All masks."""
         own = (getattr(self, name) for name in self.MASKS)
         valued = [valuation.positions for valuation in self.valuations]
@@ -169,4 +168,4 @@ class ForwardSpec:
 
     def anything(self) -> bool:
         """Whether any position is asked about."""
-        return any(on_host(mask).any() for mask in self.masks)
+        return any(mask.any() for mask in self.masks)

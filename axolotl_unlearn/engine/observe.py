@@ -11,14 +11,17 @@ Shape letters: R rows, T time, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine import layers as decoder
+from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.head import (
     head_is_frozen,
     learn_after_head,
@@ -32,14 +35,13 @@ from axolotl_unlearn.engine.head_losses import (
     GroupNumbers,
     head_statistics,
 )
-from axolotl_unlearn.engine.host import indices, on_host, to_device
 from axolotl_unlearn.engine.needs import HEAD, ForwardResult, ForwardSpec, Head, States, targets
 from axolotl_unlearn.engine.packing import layout_of
 
 
 def observe(
     model: nn.Module,
-    batch: dict[str, Tensor],
+    batch: Mapping[str, Tensor],
     needs: ForwardSpec,
     *,
     unwrapped: nn.Module | None = None,
@@ -52,16 +54,16 @@ def observe(
         batch: input_ids, attention_mask, labels ``[R, T]``.
     """
     unwrapped = model if unwrapped is None else unwrapped
-    learn_after_head(model, unwrapped, batch["input_ids"].device)
+    batch = Batch.of(batch)
+    device = batch.device
+    learn_after_head(model, unwrapped, device)
     layout = layout_of(model, unwrapped, batch)
-    groups = group_positions(needs, targets(batch["labels"]))
+    groups = group_positions(needs, targets(batch), device)
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
     numbers: list[GroupNumbers] = []
     inner: list[int] = []
     tapped: AbstractContextManager[dict[int, Tensor]] = nullcontext({})
     if needs.layers or needs.profiles is not None:
-        from axolotl_unlearn.engine import layers as decoder
-
         # What the last layer gives is met after the final norm, at the head.
         if needs.profiles is not None:
             inner = list(range(len(decoder.decoder_layers(unwrapped)) - 1))
@@ -80,7 +82,7 @@ def observe(
                 frozen_head=frozen,
             )
         states = [
-            layout.pick(head_inputs if layer is HEAD else outputs[layer], *indices(mask))
+            layout.pick(head_inputs if layer is HEAD else outputs[layer], *indices(mask, device))
             for layer, mask in needs.states.items()
         ]
         if needs.profiles is not None:
@@ -93,10 +95,11 @@ def observe(
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(stats, graded=piece) for stats, piece in zip(numbers, pieces, strict=False)]
-    return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
+    logp = torch.zeros(batch["labels"].shape, device=device)
+    return read_groups(groups, numbers, needs, pieces[len(groups) :], zero, logp)
 
 
-def group_positions(needs: ForwardSpec, next_ids: Tensor) -> list[Group]:
+def group_positions(needs: ForwardSpec, next_ids: NDArray, device: torch.device) -> list[Group]:
     """Every position at which ``needs`` asks for logits, by what it asks there.
 
     Args:
@@ -107,15 +110,12 @@ def group_positions(needs: ForwardSpec, next_ids: Tensor) -> list[Group]:
     code = np.zeros(next_ids.shape, dtype=np.int64)
     for bit, mask in enumerate(asked):
         if mask is not None:
-            code |= on_host(mask).astype(np.int64) << bit
+            code |= mask.astype(np.int64) << bit
     patterns = [pattern for pattern in np.unique(code).tolist() if pattern]
     if not patterns:
         return []
     where = [(code == pattern).nonzero() for pattern in patterns]
-    ids = on_host(next_ids)
-    places = to_device(
-        np.concatenate([np.stack([*at, ids[at]]) for at in where], 1), next_ids.device
-    )
+    places = to_device(np.concatenate([np.stack([*at, next_ids[at]]) for at in where], 1), device)
     groups = []
     for pattern, (row, time, own) in zip(
         patterns, places.split([len(at[0]) for at in where], 1), strict=True
@@ -133,14 +133,14 @@ def read_groups(
     needs: ForwardSpec,
     states: Sequence[Tensor],
     zero: Tensor,
+    logp: Tensor,
 ) -> ForwardResult:
     """What was found in all groups, and hidden states, by what ``needs`` asked.
 
     Args:
         states: ``[Q, D]`` of each layer in ``needs.states``, then ``ForwardResult.profiles``.
-        zero: see `ForwardResult`.
+        zero: see `ForwardResult`; ``logp``: nothing but 0.
     """
-    logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
     values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
     weighted: dict[str, Tensor] = {}
     rows, times, columns = [], [], []

@@ -8,7 +8,7 @@ Shape letters: R rows, T time, N tokens, D hidden.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.engine.head import bare_model, made_up_rows, run_made_up
-from axolotl_unlearn.engine.host import on_host, to_device
 
 LOG = logging.getLogger(__name__)
 
@@ -43,29 +43,28 @@ class Layout:
         return hidden[0, self.place[row, time]]
 
 
-def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Layout:
+def layout_of(model: nn.Module, unwrapped: nn.Module, batch: Batch) -> Layout:
     """The batch laid end to end where the model can take that and it pays, else as it is."""
     blocks = can_pack(model, unwrapped, batch)
     if blocks is None:
         return Layout({name: batch[name] for name in ("input_ids", "attention_mask")})
-    return packed_layout(batch, blocks, _attention_dtype(unwrapped, batch["input_ids"].device))
+    return packed_layout(batch, blocks, _attention_dtype(unwrapped, batch.device))
 
 
-def packed_layout(batch: dict[str, Tensor], blocks: Blocks, dtype: torch.dtype) -> Layout:
+def packed_layout(batch: Batch, blocks: Blocks, dtype: torch.dtype) -> Layout:
     """All real tokens in one row, ``[1, N]``, with positions from 0 in each.
 
     Args:
         blocks: what the model is told of the rows; ``dtype`` its attention's.
     """
-    real = on_host(batch["attention_mask"]).astype(bool)
-    inputs = np.stack([on_host(batch["input_ids"])[real], (real.cumsum(-1) - 1)[real]])
+    real = batch.on_host("attention_mask").astype(bool)
+    inputs = np.stack([batch.on_host("input_ids")[real], (real.cumsum(-1) - 1)[real]])
     place = real.ravel().cumsum() - 1
-    device = batch["input_ids"].device
-    ids, positions, place = to_device(np.concatenate([*inputs, place]), device).split(
+    ids, positions, place = to_device(np.concatenate([*inputs, place]), batch.device).split(
         [*[inputs.shape[1]] * 2, place.size]
     )
     packed = {"input_ids": ids[None], "position_ids": positions[None]}
-    packed |= blocks(real.sum(-1), device, dtype)
+    packed |= blocks(real.sum(-1), batch.device, dtype)
     return Layout(packed, place.view(real.shape))
 
 
@@ -109,7 +108,7 @@ _TOLD: dict[str, Blocks] = {
 }
 
 
-def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -> bool:
+def is_worthwhile(batch: Batch, hidden_size: int, blockwise: bool) -> bool:
     """Whether laying rows end to end saves computation.
 
     A layer costs about ``12 D^2`` multiplications a token outside attention and ``2 D`` a pair of
@@ -118,7 +117,7 @@ def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -
     """
     if blockwise:
         return True
-    lengths = on_host(batch["attention_mask"]).sum(-1).astype(float)
+    lengths = batch.on_host("attention_mask").sum(-1).astype(float)
     rows, width = batch["attention_mask"].shape
     if rows == 1:
         return False
@@ -132,11 +131,12 @@ def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -
 _PACKING: WeakKeyDictionary[nn.Module, Blocks | None] = WeakKeyDictionary()
 
 
-def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Blocks | None:
+def can_pack(model: nn.Module, unwrapped: nn.Module, batch: Mapping[str, Tensor]) -> Blocks | None:
     """What the model must be told of this batch laid end to end; None: it should not be, since the
     model cannot keep rows apart or it does not pay."""
+    batch = Batch.of(batch)
     if unwrapped not in _PACKING:
-        _PACKING[unwrapped] = _learn_packing(model, unwrapped, batch["input_ids"].device)
+        _PACKING[unwrapped] = _learn_packing(model, unwrapped, batch.device)
     config = unwrapped.config.get_text_config()
     worthwhile = is_worthwhile(batch, config.hidden_size, _is_blockwise(config))
     return _PACKING[unwrapped] if worthwhile else None

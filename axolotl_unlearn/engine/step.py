@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
-from axolotl_unlearn.engine.host import on_host, sent, to_device
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.views import Entry, View, together, view_of
@@ -49,7 +49,7 @@ class StepLoss:
 
 def step_loss(
     model: nn.Module,
-    batch: dict[str, Tensor],
+    batch: Mapping[str, Tensor],
     entries: Sequence[Entry],
     *,
     reference: Reference | Mapping[str, Reference] | None = None,
@@ -71,7 +71,7 @@ def step_loss(
         weights: ``[E]``; default: those of the config.
         scale: undoes later divisions (accumulation steps x processes).
     """
-    unwrapped = model if unwrapped is None else unwrapped
+    unwrapped, batch = model if unwrapped is None else unwrapped, Batch.of(batch)
     views = [view_of(entry, batch) for entry in entries]
     weights = [entry.args.weight for entry in entries] if weights is None else weights
     # The references first: while their weights are swapped in, no policy graph must exist.
@@ -98,16 +98,16 @@ def step_loss(
         for name, values in terms.logs.items():
             result.log(name, values.sum(), view.count)
     for side, role in ROLES.items() if knows_nll else ():
-        seen = on_host(labelled) & (on_host(batch["role"]) == role)[:, None]
-        total = -(policy.logp * to_device(seen, labelled.device)).sum()
-        result.log(f"{side}_nll", total, to_device(seen.sum(), labelled.device))
+        seen = labelled & (batch.on_host("role") == role)[:, None]
+        total = -(policy.logp * to_device(seen, batch.device)).sum()
+        result.log(f"{side}_nll", total, to_device(seen.sum(), batch.device))
     return result
 
 
 def _ask_references(
     model: nn.Module,
     unwrapped: nn.Module,
-    batch: dict[str, Tensor],
+    batch: Batch,
     views: Sequence[View],
     reference: Reference | Mapping[str, Reference] | None,
 ) -> list[ForwardResult | None]:
@@ -126,9 +126,7 @@ def _ask_references(
     return [answers[source] for source in sources]
 
 
-def in_parts(
-    batch: dict[str, Tensor], budget: int | None, *, padded: bool
-) -> list[dict[str, Tensor]]:
+def in_parts(batch: Batch, budget: int | None, *, padded: bool) -> list[Batch]:
     """A micro-batch cut between its pairs; one pair of more tokens is a part of its own.
 
     Args:
@@ -136,11 +134,11 @@ def in_parts(
         budget: Tokens of a part; None for the whole batch.
         padded: Whether padding counts, as where rows are not laid end to end.
     """
-    roles = on_host(batch["role"])
+    roles = batch.on_host("role")
     pairs = int((roles == ROLES["forget"]).sum())
     if budget is None or pairs < 2:
         return [batch]
-    lengths = on_host(batch["attention_mask"]).sum(-1)
+    lengths = batch.on_host("attention_mask").sum(-1)
     rows = [np.flatnonzero(roles == role) for role in ROLES.values()]
     if any(len(members) % pairs for members in rows):
         return [batch]
@@ -153,13 +151,4 @@ def in_parts(
             taken = []
         taken = [*taken, pair]
     parts.append(taken)
-    return [_rows(batch, np.sort(members[part], axis=None), lengths) for part in parts]
-
-
-def _rows(batch: dict[str, Tensor], rows: np.ndarray, lengths: np.ndarray) -> dict[str, Tensor]:
-    """Some rows, without the padding that they share."""
-    longest = lengths[rows].max()
-    return {
-        name: sent(on_host(value)[rows][..., : longest if value.ndim > 1 else None], value.device)
-        for name, value in batch.items()
-    }
+    return [batch.rows(np.sort(members[part], axis=None)) for part in parts]

@@ -8,7 +8,7 @@ what it needs of the policy and of the reference, and which values follow.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
 from axolotl_unlearn.config import ObjectiveArgs
-from axolotl_unlearn.engine.host import indices, on_host, sent, to_device
+from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
     ForwardResult,
@@ -30,6 +30,7 @@ from axolotl_unlearn.engine.needs import (
     States,
     label_positions,
 )
+from axolotl_unlearn.metrics.learned import token_features
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
 
 
@@ -70,38 +71,33 @@ class View(ABC):
 
     Attributes:
         rows: ``[R]`` bool, rows that the entry is for.
-        positions: ``[R, T]`` bool, the positions it looks at.
+        positions: ``[R, T]`` bool, those that it looks at: that predict a label, or all tokens.
         weight: ``[R]`` of what forget rows weigh; None where all weigh 1.
     """
 
-    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
-        self.entry = entry
+    def __init__(self, entry: Entry, batch: Batch) -> None:
+        self.entry, self.device = entry, batch.device
         self.weight = batch.get("weight") if entry.side == "forget" else None
         self.rows = rows_of(entry, batch)
-        self.positions = sent(self.looks_at(batch) & on_host(self.rows)[:, None], self.rows.device)
-
-    def looks_at(self, batch: dict[str, Tensor]) -> NDArray:
-        """Positions of any row, ``[R, T]`` bool: those that predict a label, or all tokens."""
-        if self.entry.args.positions == "all":
-            return on_host(batch["attention_mask"]).astype(bool)
-        return on_host(label_positions(batch))
+        everywhere = entry.args.positions == "all"
+        looked = batch.on_host("attention_mask") != 0 if everywhere else label_positions(batch)
+        self.positions = looked & self.rows[:, None]
 
     @property
     def units(self) -> float:
         """Units of this entry in the micro-batch: what its sum is divided by."""
-        rows, positions = on_host(self.rows), on_host(self.positions)
         if self.entry.unit == "batch":
-            return float(rows.any())
+            return float(self.rows.any())
         if self.entry.unit == "row":
-            return float(positions.any(-1).sum())
+            return float(self.positions.any(-1).sum())
         if self.entry.args.divide_by_length:
-            return float(rows.sum()) * self.entry.args.divide_by_length
-        return float(positions.sum())
+            return float(self.rows.sum()) * self.entry.args.divide_by_length
+        return float(self.positions.sum())
 
     @cached_property
     def count(self) -> Tensor:
         """`units` as a scalar."""
-        return to_device(np.float32(self.units), self.rows.device)
+        return to_device(np.float32(self.units), self.device)
 
     @property
     def weighed_at_head(self) -> bool:
@@ -164,24 +160,23 @@ class Labels(View):
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         if self.weighed_at_head:
             return Terms(policy.values[self.entry.name])
-        rows = self.rows_seen()
-        if len(rows) == 0:
+        seen = self.positions.any(-1)
+        if not seen.any():
             return Terms(policy.zero)
-        scores = self.scores_of(policy, reference, rows)
+        scores = self.scores_of(policy, reference, seen)
         terms = self.entry.objective.function(scores, **self.entry.args.parameters)
         if self.weight is None:
             return terms
+        rows = to_device(seen.nonzero()[0], self.device)
         weight = self.weight[rows].view(-1, *[1] * (terms.values.dim() - 1))
         return terms._replace(values=terms.values * weight)
 
-    def rows_seen(self) -> Tensor:
-        """Rows with positions, ``[r]``."""
-        return sent(on_host(self.positions).any(-1).nonzero()[0], self.positions.device)
-
     def scores_of(
-        self, policy: ForwardResult, reference: ForwardResult | None, rows: Tensor
+        self, policy: ForwardResult, reference: ForwardResult | None, chosen: NDArray
     ) -> LabelScores:
-        mask = self.positions[rows]
+        """Of some rows, ``[R]`` bool."""
+        rows = to_device(chosen.nonzero()[0], self.device)
+        mask = to_device(self.positions[chosen], self.device)
         return LabelScores(
             logp=policy.logp[rows] * mask,
             mask=mask,
@@ -199,12 +194,10 @@ class Distributions(View):
 
     weighed_at_head = True
 
-    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+    def __init__(self, entry: Entry, batch: Batch) -> None:
         super().__init__(entry, batch)
-        self.labels = None
-        if entry.objective.picks:
-            at_labels = on_host(label_positions(batch)) & on_host(self.positions)
-            self.labels = sent(at_labels, self.rows.device)
+        picks = entry.objective.picks
+        self.labels = label_positions(batch) & self.positions if picks else None
 
     def of_reference(self) -> ForwardSpec:
         return ForwardSpec(labels=self.labels, states={HEAD: self.positions})
@@ -216,7 +209,8 @@ class Distributions(View):
         objective = self.entry.objective
         given = {name: one.default for name, one in objective.parameters.items()}
         given |= self.entry.args.parameters
-        picked = objective.picks(reference.logp, self.labels, **given)
+        known, labels = map(torch.from_numpy, (reference.known, self.labels))
+        picked = objective.picks(known, labels, **given).numpy()
         others = replace(whole, positions=self.positions & ~picked, labelled=False)
         return ForwardSpec(valuations=(replace(whole, positions=picked), others))
 
@@ -244,7 +238,7 @@ class Hidden(View):
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         seen = policy.states[self.layer]
-        if not on_host(self.positions).any():
+        if not self.positions.any():
             return Terms(policy.zero)
         reference_states = None if reference is None else self._own(reference.states[self.layer])
         states = self._own(seen)
@@ -254,7 +248,7 @@ class Hidden(View):
 
     def _own(self, states: States) -> Tensor:
         """Of all positions that were asked for, this entry's, ``[P, D]`` in at least float32."""
-        values = states.at(*indices(self.positions))
+        values = states.at(*indices(self.positions, self.device))
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -262,22 +256,19 @@ class Pairs(Labels):
     """Calls the objective once, with the label log-probs of its forget rows and, in the same order,
     of their alternatives."""
 
-    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+    def __init__(self, entry: Entry, batch: Batch) -> None:
         super().__init__(entry, batch)
-        self.alternatives = on_host(self.rows) & (on_host(batch["role"]) == ROLES["alternative"])
+        self.alternatives = self.rows & (batch.on_host("role") == ROLES["alternative"])
 
     @property
     def units(self) -> float:
         return float(self.alternatives.sum())
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
-        forget, other = (
-            to_device(mask.nonzero()[0], self.rows.device)
-            for mask in (on_host(self.rows) & ~self.alternatives, self.alternatives)
-        )
-        if len(forget) == 0:
+        sides = self.rows & ~self.alternatives, self.alternatives
+        if not sides[0].any():
             return Terms(policy.zero)
-        both = (self.scores_of(policy, reference, rows) for rows in (forget, other))
+        both = (self.scores_of(policy, reference, rows) for rows in sides)
         return self.entry.objective.function(*both, **self.entry.args.parameters)
 
 
@@ -291,20 +282,18 @@ class Features(Labels):
         return ForwardSpec(labels=self.positions, moments=self.positions)
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
-        rows = self.rows_seen()
+        rows = self.positions.any(-1).nonzero()[0]
         features = self.features(policy, rows)
         where = reference.pull(rows, features)
         if len(rows) == 0:
             return Terms(policy.zero)
         return self.entry.objective.function(features, *where, **self.entry.args.parameters)
 
-    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
+    def features(self, policy: ForwardResult, rows: NDArray) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""
-        from axolotl_unlearn.metrics.learned import token_features
-
         features = []
-        for row in on_host(rows).tolist():
-            where = self.positions[row]
+        for row in rows.tolist():
+            where = to_device(self.positions[row].nonzero()[0], self.device)
             mean, sd = policy.moments[row, where].unbind(-1)
             features.append(token_features(policy.logp[row, where], mean, sd))
         return torch.stack(features) if features else policy.logp.new_zeros(0, 0)
@@ -316,8 +305,8 @@ class Profiles(Features):
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         return ForwardSpec(profiles=self.positions)
 
-    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
-        return policy.profiles[rows]
+    def features(self, policy: ForwardResult, rows: NDArray) -> Tensor:
+        return policy.profiles[to_device(rows, self.device)]
 
 
 VIEWS: dict[str, type[View]] = {
@@ -330,32 +319,34 @@ VIEWS: dict[str, type[View]] = {
 }
 
 
-def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
+def view_of(entry: Entry, batch: Mapping[str, Tensor]) -> View:
     """What an entry sees of a batch."""
-    return VIEWS[entry.objective.sees](entry, batch)
+    return VIEWS[entry.objective.sees](entry, Batch.of(batch))
 
 
-def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
+def unit_counts(entries: Sequence[Entry], batch: Mapping[str, Tensor]) -> Tensor:
     """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
+    batch = Batch.of(batch)
     units = [view_of(entry, batch).units for entry in entries]
-    return to_device(np.array(units, dtype=np.float32), batch["role"].device)
+    return to_device(np.array(units, dtype=np.float32), batch.device)
 
 
-def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:
+def rows_of(entry: Entry, batch: Mapping[str, Tensor]) -> NDArray:
     """Rows of the batch that an entry is for, ``[R]`` bool."""
+    batch = Batch.of(batch)
     wanted = {"role": [ROLES[role] for role in entry.objective.roles(entry.side)]}
     if entry.args.kinds is not None:
         wanted["kind"] = [KINDS[kind] for kind in entry.args.kinds]
     if entry.args.tasks is not None:
         wanted["task"] = [task_number(task) for task in entry.args.tasks]
-    chosen = [np.isin(on_host(batch[name]), numbers) for name, numbers in wanted.items()]
-    return sent(np.logical_and.reduce(chosen), batch["role"].device)
+    chosen = [np.isin(batch.on_host(name), numbers) for name, numbers in wanted.items()]
+    return np.logical_and.reduce(chosen)
 
 
 def together(needs: Iterable[ForwardSpec]) -> ForwardSpec:
     """The union of what several views need."""
-    masks: dict[str, Tensor | None] = dict.fromkeys(ForwardSpec.MASKS)
-    states: dict[Layer, Tensor] = {}
+    masks: dict[str, NDArray | None] = dict.fromkeys(ForwardSpec.MASKS)
+    states: dict[Layer, NDArray] = {}
     valuations: tuple[HeadLoss, ...] = ()
     for one in needs:
         for name, mask in masks.items():
@@ -366,7 +357,7 @@ def together(needs: Iterable[ForwardSpec]) -> ForwardSpec:
     return ForwardSpec(states=states, valuations=valuations, **masks)
 
 
-def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def _either(first: NDArray | None, second: NDArray | None) -> NDArray | None:
     if first is None or second is None:
         return second if first is None else first
-    return sent(on_host(first) | on_host(second), first.device)
+    return first | second

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.device import pinned
+from axolotl_unlearn.engine.batch import Batch, to_device, to_host
 from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
-from axolotl_unlearn.engine.host import on_host, sent, to_host
 from axolotl_unlearn.engine.needs import (
     HEAD,
     ForwardResult,
@@ -123,19 +124,24 @@ class Reference:
 
     @torch.no_grad()
     def look_up(
-        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: ForwardSpec
+        self,
+        model: nn.Module,
+        unwrapped: nn.Module,
+        batch: Mapping[str, Tensor],
+        needs: ForwardSpec,
     ) -> ForwardResult:
         """What the reference says about a batch, computing only what is not known.
 
         Args:
             needs: label log-probs of whole rows, and hidden states.
         """
+        batch = Batch.of(batch)
         asked = _Asked.of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
         return self._answer(unwrapped, batch, needs, asked, fresh)
 
-    def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: dict[str, Tensor]) -> list[int]:
+    def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
         """Rows of which something must be computed."""
         stores = [(self._logp, asked.labels)]
         stores += [(self._hidden, keys) for keys in asked.states.values()]
@@ -147,7 +153,7 @@ class Reference:
                     f"the reference has not seen {len(rows)} rows of this batch: with `cached` or "
                     "a teacher all rows must be in `datasets:` or `test_datasets:`."
                 )
-        elif is_sharded(unwrapped) and anyone(bool(rows), batch["input_ids"].device):
+        elif is_sharded(unwrapped) and anyone(bool(rows), batch.device):
             return rows or [0]  # a forward gathers weights, so all processes take part
         return rows
 
@@ -155,7 +161,7 @@ class Reference:
         self,
         model: nn.Module,
         unwrapped: nn.Module,
-        batch: dict[str, Tensor],
+        batch: Batch,
         needs: ForwardSpec,
         asked: _Asked,
         rows: list[int],
@@ -173,13 +179,13 @@ class Reference:
             copied += [states.values for states in result.states.values()]
         on_cpu = to_host(copied)
         if logp_asked:
-            where = on_host(part_needs.labels)
+            where = part_needs.labels
             for i, logp, here in zip(rows, on_cpu.pop(0).numpy(), where, strict=True):
                 if asked.labels[i] is not None:
                     self._logp[asked.labels[i]] = torch.from_numpy(logp[here])
         fresh: dict[bytes | None, Tensor] = {}
         for number, (layer, states) in enumerate(result.states.items()):
-            lengths = on_host(states.positions).sum(-1).tolist()
+            lengths = states.positions.sum(-1).tolist()
             keys = [asked.states[layer][i] for i in rows]
             fresh |= zip(keys, states.values.split(lengths), strict=True)
             if self.remember_hidden:
@@ -193,26 +199,27 @@ class Reference:
     def _answer(
         self,
         unwrapped: nn.Module,
-        batch: dict[str, Tensor],
+        batch: Batch,
         needs: ForwardSpec,
         asked: _Asked,
         fresh: dict[bytes | None, Tensor],
     ) -> ForwardResult:
         """What is known of the batch, put together."""
-        device = batch["input_ids"].device
-        known_logp = np.zeros(batch["labels"].shape, dtype=np.float32)
-        where = on_host(label_positions(batch))
+        device = batch.device
+        known = np.zeros(batch["labels"].shape, dtype=np.float32)
+        where = label_positions(batch)
         for i, key in enumerate(asked.labels):
             if key is not None:
-                known_logp[i, where[i]] = self._logp[key].numpy()
-        logp = sent(known_logp, device)
+                known[i, where[i]] = self._logp[key].numpy()
+        logp = to_device(known, device)
         states = {}
         for layer, keys in asked.states.items():
-            known = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]
-            values = _joined(known, device) if known else logp.new_zeros(0)
+            told = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]
+            values = _joined(told, device) if told else logp.new_zeros(0)
             states[layer] = States(values, needs.states[layer])
         at_head = HEAD in states and len(states[HEAD].values)
-        return ForwardResult(logp, states, logits=self.logits(unwrapped) if at_head else None)
+        logits = self.logits(unwrapped) if at_head else None
+        return ForwardResult(logp, states, logits=logits, known=known)
 
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
@@ -416,7 +423,7 @@ class _Asked:
     states: dict[Layer, list[bytes | None]]
 
     @classmethod
-    def of(cls, batch: dict[str, Tensor], needs: ForwardSpec) -> _Asked:
+    def of(cls, batch: Batch, needs: ForwardSpec) -> _Asked:
         nothing: list[bytes | None] = [None] * len(batch["input_ids"])
         return cls(
             nothing if needs.labels is None else _keys_where(needs.labels, row_keys(batch)),
@@ -427,33 +434,28 @@ class _Asked:
         )
 
 
-def _keys_where(mask: Tensor, keys: list[bytes]) -> list[bytes | None]:
+def _keys_where(mask: NDArray, keys: list[bytes]) -> list[bytes | None]:
     """The keys of the rows of which ``mask`` holds something."""
-    return [k if any_ else None for k, any_ in zip(keys, on_host(mask).any(-1), strict=True)]
+    return [k if any_ else None for k, any_ in zip(keys, mask.any(-1), strict=True)]
 
 
-def _cut_out(
-    batch: dict[str, Tensor], needs: ForwardSpec, rows: list[int]
-) -> tuple[dict[str, Tensor], ForwardSpec]:
+def _cut_out(batch: Batch, needs: ForwardSpec, rows: list[int]) -> tuple[Batch, ForwardSpec]:
     """Some rows of a batch without the padding that they share, and what is asked of them."""
-    length = 1 + int(on_host(batch["attention_mask"])[rows].any(0).nonzero()[0].max())
-
-    def cut(tensor: Tensor) -> Tensor:
-        return sent(on_host(tensor)[rows, :length], tensor.device)
-
-    part = {k: cut(batch[k]) for k in ("input_ids", "attention_mask", "labels")}
-    labels = None if needs.labels is None else cut(needs.labels)
-    return part, ForwardSpec(labels, {k: cut(mask) for k, mask in needs.states.items()})
+    part = batch.rows(rows, ("input_ids", "attention_mask", "labels"))
+    length = part["labels"].shape[1]
+    labels = None if needs.labels is None else needs.labels[rows, :length]
+    return part, ForwardSpec(labels, {k: m[rows, :length] for k, m in needs.states.items()})
 
 
 def row_keys(
-    batch: dict[str, Tensor], mask: Tensor | None = None, layer: Layer = HEAD
+    batch: Mapping[str, Tensor], mask: NDArray | None = None, layer: Layer = HEAD
 ) -> list[bytes]:
     """A key for each row from its tokens, labels, ``mask`` and layer, independent of padding."""
-    real = on_host(batch["attention_mask"]).astype(bool)
-    parts = [on_host(batch["input_ids"]), on_host(batch["labels"])]
+    batch = Batch.of(batch)
+    real = batch.on_host("attention_mask").astype(bool)
+    parts = [batch.on_host("input_ids"), batch.on_host("labels")]
     if mask is not None:
-        parts.append(on_host(mask))
+        parts.append(mask)
     suffix = b"" if layer is HEAD else b"|layer %d" % layer
     return [
         hashlib.blake2b(

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from axolotl_unlearn.engine.host import on_host
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.needs import ForwardResult
 from axolotl_unlearn.reference.base import row_keys
 
@@ -86,21 +87,19 @@ class HeldoutDistribution:
         return drawn / self.scale
 
     def look_up(
-        self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any
+        self, model: Any, unwrapped: Any, batch: Mapping[str, Tensor], needs: Any
     ) -> ForwardResult:
         """Like that of a reference; its ``pull`` takes in the rows' features."""
         nothing = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
-        return ForwardResult(nothing, pull=partial(self._pull, batch))
+        return ForwardResult(nothing, pull=partial(self._pull, Batch.of(batch)))
 
-    def _pull(self, batch: dict[str, Tensor], rows: Tensor, features: Tensor) -> Tensor:
+    def _pull(self, batch: Batch, rows: NDArray, features: Tensor) -> Tensor:
         """``(centre, direction)`` of rows of a batch, ``[2, R, F]``; all processes come here, also
         those without such rows, and take in what the others have."""
-        numbers = on_host(rows)
-        known = {name: on_host(values)[numbers] for name, values in batch.items()}
-        chosen = {name: torch.from_numpy(values) for name, values in known.items()}
-        groups = list(zip(known["kind"].tolist(), known["task"].tolist(), strict=True))
-        own = features.detach().double().cpu()
-        for group, key, values in of_all(list(zip(groups, row_keys(chosen), own, strict=True))):
+        kinds, tasks = (batch.on_host(name)[rows].tolist() for name in ("kind", "task"))
+        groups, own = list(zip(kinds, tasks, strict=True)), features.detach().double().cpu()
+        keys = [key for row, key in enumerate(row_keys(batch)) if row in rows]
+        for group, key, values in of_all(list(zip(groups, keys, own, strict=True))):
             if group in self.seen:
                 self.seen[group][key] = values
         if not groups:

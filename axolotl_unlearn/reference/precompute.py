@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import output_vocabulary
 from axolotl_unlearn.engine.needs import ForwardSpec
 from axolotl_unlearn.engine.packing import refuse_packing
@@ -26,7 +27,7 @@ def asks_for_logits(entries: Sequence[Entry]) -> bool:
     return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
 
 
-def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> ForwardSpec:
+def reference_needs(entries: Sequence[Entry], batch: Batch) -> ForwardSpec:
     """What those entries that compare ask of the reference about a batch."""
     views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
     return together(view.of_reference() for view in views)
@@ -35,7 +36,7 @@ def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Forwa
 def precompute(
     reference: Reference,
     model: nn.Module,
-    batches: Iterable[dict[str, Tensor]],
+    batches: Iterable[Batch],
     entries: Sequence[Entry],
     folder: Path,
     *,
@@ -80,7 +81,7 @@ def ask_all(
     reference: Reference,
     policy: nn.Module,
     asking: Sequence[Sequence[Entry]],
-    rows: Callable[[], tuple[Iterable[dict[str, Tensor]], int]],
+    rows: Callable[[], tuple[Iterable[Batch], int]],
     out: Path,
     *,
     wrapped: nn.Module | None = None,

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.training.phases import Phase
-
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

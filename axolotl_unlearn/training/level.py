@@ -27,7 +27,7 @@ from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
-from axolotl_unlearn.engine.host import on_host, sent
+from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
@@ -73,20 +73,20 @@ class LevelledReference:
     def __init__(self, reference: Any, level: Level, tempered: bool) -> None:
         self.reference, self.level, self.tempered = reference, level, tempered
 
-    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
+    def look_up(self, model: Any, unwrapped: Any, batch: Mapping[str, Tensor], needs: Any) -> Any:
         """As the reference, with the rows' labels at the level to aim at, or its logits divided by
         the temperature."""
         answer = self.reference.look_up(model, unwrapped, batch, needs)
         if self.tempered:
             return replace(answer, logits=lambda x: answer.logits(x) / self.level.temperature)
         # On the host, which knows them all: an accelerator would be waited for in every row.
-        logp, labels = torch.from_numpy(on_host(answer.logp).copy()), on_host(needs.labels)
-        kinds, tasks = on_host(batch["kind"]), on_host(batch["task"])
-        for row in labels.any(-1).nonzero()[0].tolist():
-            where = torch.from_numpy(labels[row])
-            group = (int(kinds[row]), int(tasks[row]))
-            logp[row, where] = self.level.aim(logp[row, where], group)
-        return replace(answer, logp=sent(logp.numpy(), answer.logp.device))
+        known, batch = answer.known.copy(), Batch.of(batch)
+        kinds, tasks = batch.on_host("kind"), batch.on_host("task")
+        for row in needs.labels.any(-1).nonzero()[0].tolist():
+            where, group = needs.labels[row], (int(kinds[row]), int(tasks[row]))
+            aim = self.level.aim(torch.from_numpy(known[row, where]), group)
+            known[row, where] = aim.numpy()
+        return replace(answer, logp=to_device(known, answer.logp.device), known=known)
 
 
 def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
@@ -237,10 +237,10 @@ def _asked(
 def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
     """Rows that any of the entries is for, ``[R]`` bool."""
     batch = {name: torch.tensor(rows[name][:]) for name in ("role", "kind", "task")}
-    meant = torch.zeros(len(rows), dtype=torch.bool)
+    meant = np.zeros(len(rows), dtype=bool)
     for entry in entries:
         meant |= rows_of(entry, batch)
-    return meant.numpy()
+    return meant
 
 
 @torch.no_grad()

@@ -28,8 +28,8 @@ from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned, peak_bytes
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
-from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.step import in_parts, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
@@ -46,13 +46,7 @@ from axolotl_unlearn.reference.base import (
 from axolotl_unlearn.reference.frozen import FrozenCopy
 from axolotl_unlearn.reference.precompute import ask_all
 from axolotl_unlearn.training.asking import AskSharded
-from axolotl_unlearn.training.extensions import (
-    Batch,
-    Extension,
-    Run,
-    make_extensions,
-    source_of,
-)
+from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
 from axolotl_unlearn.training.guard import blown_up
 from axolotl_unlearn.training.phases import (
     Phase,
@@ -65,7 +59,6 @@ from axolotl_unlearn.training.resume import MADE_OF, made_of, require_same
 
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
 REMEMBERED = "remembered"
-BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
 
 class UnlearnTrainer(AxolotlTrainer):
@@ -428,7 +421,7 @@ class UnlearnTrainer(AxolotlTrainer):
         micro-batches and processes.
         """
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = [known_batch(batch) for batch in batches]
+        batches = [Batch.of(batch) for batch in batches]
         self._step_counts, self._step_batches = None, batches
         for one in self.extensions:
             one.on_batch(batches)
@@ -451,10 +444,11 @@ class UnlearnTrainer(AxolotlTrainer):
             counts = self.accelerator.reduce(counts, reduction="sum")
         self._step_counts = counts
 
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        return known_batch(super()._prepare_inputs(inputs))
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> Batch:
+        batch = Batch.of(inputs)
+        return Batch(super()._prepare_inputs(dict(batch)), batch.host)
 
-    def _marked(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _marked(self, batch: Batch) -> Batch:
         """The batch as extensions see it (rows left out, rows' weights)."""
         for one in self.extensions:
             batch = one.on_rows(batch)
@@ -467,7 +461,7 @@ class UnlearnTrainer(AxolotlTrainer):
     def _losses(
         self,
         model: nn.Module,
-        batch: dict[str, Tensor],
+        batch: Batch,
         sides: set[str] | None = None,
         counted: bool = True,
     ) -> dict[str, Tensor]:
@@ -483,7 +477,7 @@ class UnlearnTrainer(AxolotlTrainer):
             chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
             phase = replace(phase, entries=tuple(phase.entries[i] for i in chosen))
             weights, counts = [weights[i] for i in chosen], counts[chosen]
-        batch = self._marked(self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS}))
+        batch = self._marked(self._rows_of(phase, batch))
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
         scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1
@@ -516,20 +510,19 @@ class UnlearnTrainer(AxolotlTrainer):
         losses = {s: x / self.current_gradient_accumulation_steps for s, x in losses.items()}
         return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
 
-    def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
-        rows = self._prepare_inputs(rows)
+    def _loss_of(self, model: nn.Module, rows: Batch, entry: Entry) -> Tensor:
         return step_loss(
             model,
-            {key: rows[key] for key in BATCH_KEYS},
+            self._prepare_inputs(rows),
             [entry],
             reference=self._reference_of(entry),
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             plan=self.chunk_plan,
         ).total
 
-    def _rows_of(self, phase: Phase, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _rows_of(self, phase: Phase, batch: Batch) -> Batch:
         """The rows that the objectives are for; each role must have some."""
-        roles = on_host(batch["role"])
+        roles = batch.on_host("role")
         for role in phase.roles:
             if ROLES[role] not in roles:
                 raise UnlearnError(
@@ -538,9 +531,7 @@ class UnlearnTrainer(AxolotlTrainer):
                     + (" and pairing.retain_per_forget > 0." if role == "retain" else ".")
                 )
         kept = np.isin(roles, [ROLES[role] for role in phase.roles])
-        if kept.all():
-            return batch
-        return {key: sent(on_host(value)[kept], value.device) for key, value in batch.items()}
+        return batch if kept.all() else batch.rows(kept)
 
     # -- gradients ---------------------------------------------------------------------------
 

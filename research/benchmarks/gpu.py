@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.host import sent
+from axolotl_unlearn.engine.batch import Batch
 from research.benchmarks import models, step
 
 EPOCHS, PAIRS = 5, 1112
@@ -85,10 +85,9 @@ def quantise(model: nn.Module, values: nn.Module | None = None) -> nn.Module:
     return model
 
 
-def sent_batch(batch: dict[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+def sent_batch(batch: dict[str, Tensor], device: torch.device | str) -> Batch:
     """A batch of the collator on a device, and known."""
-    device = torch.device(device)
-    return {name: sent(value.numpy(), device) for name, value in batch.items()}
+    return Batch.sent({name: v.numpy() for name, v in batch.items()}, torch.device(device))
 
 
 def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, Tensor]]:
