@@ -8,11 +8,10 @@ import pytest
 import torch
 from attack_models import batch_of, make_lab, tokenizer
 from conftest import tiny_llama
+from fault_codes import fails
 
 from axolotl_unlearn.attacks.relearn import (
-    RATES,
     Training,
-    halves,
     neighbours,
     relearn_attack,
     split_forget,
@@ -20,7 +19,6 @@ from axolotl_unlearn.attacks.relearn import (
 )
 from axolotl_unlearn.attacks.target import make_subjects
 from axolotl_unlearn.data.records import Record, read_records
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
 
@@ -45,17 +43,11 @@ def test_split_takes_whole_documents():
     assert len(trained) == 9 and len(asked) == 9
     assert {r.document for r in trained}.isdisjoint(r.document for r in asked)
     assert split_forget(records[::-1], 7)[0] == [r for r in records[::-1] if r in trained]
-    with pytest.raises(UnlearnError, match="takes all 6 documents"):
+    with fails("attack.none-to-ask"):
         split_forget(records, 18)
 
 
-def test_halves_share_no_document_and_neighbours_are_the_likest():
-    records = [record(i, d) for d in "abcde" for i in range(2)]
-    first, second = halves(records)
-    assert len(first) == 4 and len(second) == 6
-    assert {r.document for r in first}.isdisjoint(r.document for r in second)
-    with pytest.raises(UnlearnError, match="one alone can be asked"):
-        halves(records[:2])
+def test_neighbours_are_the_likest():
     texts = ["a lamp in Rome", "the dog of Ada Brook", "dogs", "Ada Brook was born in Bath"]
     pool = [Record(f"r{n}", text, "", "1") for n, text in enumerate(texts)]
     asked = [Record("f0", "Ada Brook was born", "in Kent", "1")]
@@ -133,39 +125,20 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 
 
-@pytest.mark.parametrize("source", ["forget", "neighbours", "retain", "same"])
-def test_the_best_of_five_rates_is_chosen_on_other_documents(lab, tmp_path, source, monkeypatch):
-    """Model and control have the same five tries each; one that diverges is no candidate."""
-    monkeypatch.setattr("axolotl_unlearn.attacks.relearn.RATES", (1e-4, 3e-3, 1e30))
+def test_the_same_rows_are_taught_and_asked(lab, tmp_path):
+    """The control learns what is asked."""
     result = run(
         lab.unlearned,
-        *("--control", lab.control, "--data", lab.data, "--out", tmp_path),
-        *("--source", source, "--rows", 4, "--steps", "3,30", "--lr", "best-of-five"),
-        *("--max-new-tokens", 12, "--train-batch", 4, "--limit", 4),
+        *("--control", lab.control, "--data", lab.data, "--out", tmp_path, "--source", "same"),
+        *("--rows", 4, "--steps", "30", "--lr", 3e-3, "--max-new-tokens", 12),
     )
     assert result.exit_code == 0, result.output
-    name = "relearn-" if source == "retain" else f"relearn-{source}-"
-    report = json.loads((tmp_path / f"{name}unlearned.json").read_text())
-    assert [row["x"] for row in report["rows"]] == [0, 3, 30] and report["source"] == source
-    tried = report["rates"]["recalled"]
-    assert set(tried) == {"unlearned", "control"} and report["rates"]["rows"] == 4
-    for model, training in (("unlearned", "training"), ("control", "control_training")):
-        assert list(tried[model]) == ["0.0001", "0.003", "1e+30"]
-        best = max((k for k, v in tried[model].items() if v is not None), key=tried[model].get)
-        assert tried[model]["1e+30"] is None and report[training]["rate"] == float(best)
-    end = report["rows"][-1]
-    assert end["documents"] <= 4 and end["recalled"]["low"] <= end["recalled"]["high"]
-    if source == "same":  # the control learns what is asked; the model still knew it
-        assert report["control_training"]["rate"] == 3e-3
-        first, last = (report["rows"][n]["control"]["recalled"]["value"] for n in (0, -1))
-        assert last > first + 0.2
+    report = json.loads((tmp_path / "relearn-same-unlearned.json").read_text())
+    first, last = (row["control"]["recalled"]["value"] for row in report["rows"])
+    assert report["rows"][0]["n"] == report["training_rows"] == 4 and last > first + 0.2
 
 
-def test_five_rates_are_tried():
-    assert len(RATES) == 5 and list(RATES) == sorted(RATES)
-
-
-@pytest.mark.parametrize("source", ["retain", "own"])
+@pytest.mark.parametrize("source", ["retain", "neighbours", "own"])
 def test_what_is_asked_is_declared_and_not_what_is_trained_on(lab, tmp_path, source):
     """`request clean` takes its fingerprints from the file of forget rows: retained rows before, or
     a file that is not there."""
@@ -185,7 +158,7 @@ def test_what_is_asked_is_declared_and_not_what_is_trained_on(lab, tmp_path, sou
     ]
     assert declared == [(lab.data / "forget.jsonl").resolve()]
     # Each source has a file of its own: one on other rows did overwrite that on retained ones.
-    name = "relearn-unlearned" if source == "retain" else "relearn-own-unlearned"
+    name = "relearn-unlearned" if source == "retain" else f"relearn-{source}-unlearned"
     report = json.loads((tmp_path / "out" / f"{name}.json").read_text())
     assert report["source"] == source
 
@@ -211,17 +184,18 @@ def test_resumed_run_equals_a_whole_one(lab, tmp_path):
     assert set(stored) < set(later) and stored.items() <= later.items()
 
 
-def test_faults_are_named(lab, tmp_path):
+@pytest.mark.parametrize("code, trained, source", [
+    ("attack.trained-and-asked", 2, "forget"),
+    ("attack.nothing-to-train-on", 0, "forget"),
+    ("attack.no-control", 2, "same"),
+])  # fmt: skip
+def test_faults(lab, tmp_path, code, trained, source):
     forget = read_records(lab.data / "forget.jsonl")
     subject, _ = make_subjects(str(lab.unlearned), forget, quiet=True)
-    store = Store(tmp_path / "s")
-    with pytest.raises(UnlearnError, match="both trained on and asked about"):
-        relearn_attack(subject, store, forget[:2], forget, source="forget")
-    with pytest.raises(UnlearnError, match="no rows to train on"):
-        relearn_attack(subject, store, [], forget, source="forget")
-    same = run(lab.unlearned, "--data", lab.data, "--out", tmp_path / "o", "--source", "same")
-    assert same.exit_code == 2 and "as --control" in same.output
-    bad = run(lab.unlearned, "--data", lab.data, "--lr", "best")
-    assert bad.exit_code == 2 and "or best-of-five" in bad.output
-    wrong = run(lab.unlearned, "--data", lab.data, "--steps", "1,x")
-    assert wrong.exit_code == 2 and "numbers separated by commas" in wrong.output
+    with fails(code):
+        relearn_attack(subject, Store(tmp_path), forget[:trained], forget, source=source)
+
+
+@pytest.mark.parametrize("option", [("--lr", 0), ("--steps", "1,x")])
+def test_options_that_are_no_numbers(lab, option):
+    assert run(lab.unlearned, "--data", lab.data, *option).exit_code == 2

@@ -14,7 +14,7 @@ from fault_codes import fails
 from test_eval_served import TESTS, serving
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.evaluation.known import Item, Seen, audit_documents, read_items
+from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
 
 NAMES = [f"{first}{last}" for first in "BDFGKLMNPR" for last in ("ade", "ilo", "umi")]
 
@@ -139,7 +139,7 @@ def test_faults(home, monkeypatch, code, words):
     (" one two three four", "one two three four", None),  # too little to say
 ])  # fmt: skip
 def test_recital_by_hand(rest, wrote, recited):
-    assert Seen(Item("d", "p", rest, False), wrote).recited is recited
+    assert Item("d", "p", rest, False, wrote).recited is recited
 
 
 def test_rows_of_each_kind(tmp_path):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,12 +33,6 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
 STEPS = (1, 2, 5, 10, 20, 50, 100)
-#: Learning rates of `best_rate`, the same five for every model.
-RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-
-
-class Diverged(UnlearnError):
-    """The training loss is not finite."""
 
 
 @dataclass(frozen=True)
@@ -60,45 +53,22 @@ def chosen_rows(
     rows: int,
     limit: int | None = None,
     seed: int = 0,
-    choose: bool = False,
 ) -> dict[str, Any]:
-    """What `relearn_attack` trains on and asks about, by the attacker's ``source``.
-
-    Args:
-        source: retain, neighbours, forget, same or a file of records.
-        choose: Set one half of the documents that are asked about aside, to choose a rate on.
-    """
+    """What `relearn_attack` trains on and asks about, by the attacker's ``source``: retain,
+    neighbours, forget, same or a file of records."""
     asked, named = list(records), source in ("retain", "neighbours", "forget", "same")
-    if source == "forget":
+    if source == "same":  # as many rows as are learned, and no others
+        training = asked = limited(limited(asked, limit), rows)
+    elif source == "forget":
         training, asked = split_forget(asked, rows, seed)
-    elif source != "same":
-        pool = read_side(data_dir, "retain")[1] if named else read_records(source)
+    else:
+        training = read_side(data_dir, "retain")[1] if named else read_records(source)
         if source == "neighbours":
-            training = neighbours(asked, pool, rows)
+            training = neighbours(asked, training, rows)
         else:
-            training = random.Random(seed).sample(pool, min(rows, len(pool)))
-    most = rows if source == "same" else limit  # as many rows as are learned, and no others
-    *choose_on, asked = (limited(limited(part, limit), most)
-                         for part in (halves(asked, seed) if choose else [asked]))  # fmt: skip
-    if source == "same":
-        training = [row for part in (*choose_on, asked) for row in part]
-    return {
-        "training_rows": training,
-        "asked": asked,
-        "source": source if named else Path(source).stem,
-        "choose_on": choose_on[0] if choose_on else None,
-    }
-
-
-def _shuffled(records: Sequence[Record], seed: Any) -> list[str]:
-    documents = sorted({record.document for record in records})
-    random.Random(seed).shuffle(documents)
-    return documents
-
-
-def _parted(records: Sequence[Record], chosen: set[str]) -> tuple[list[Record], list[Record]]:
-    """Rows of the chosen documents, and the others."""
-    return tuple([r for r in records if (r.document in chosen) == side] for side in (True, False))
+            training = random.Random(seed).sample(training, min(rows, len(training)))
+    source = source if named else Path(source).stem
+    return {"training_rows": training, "asked": limited(asked, limit), "source": source}
 
 
 def split_forget(
@@ -107,33 +77,20 @@ def split_forget(
     """Whole documents with together at least ``rows`` rows to train on, and all other rows.
 
     Raises:
-        UnlearnError: if no document would be left to ask about.
+        UnlearnError: No document would be left to ask about.
     """
-    chosen: set[str] = set()
-    documents = _shuffled(records, seed)
-    for document in documents:
-        if sum(record.document in chosen for record in records) >= rows:
-            return _parted(records, chosen)
-        chosen.add(document)
+    documents = sorted({record.document for record in records})
+    random.Random(seed).shuffle(documents)
+    for count in range(len(documents)):
+        chosen = set(documents[:count])
+        training = [record for record in records if record.document in chosen]
+        if len(training) >= rows:
+            return training, [record for record in records if record.document not in chosen]
     raise UnlearnError(
         f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
-        "leaves none to ask about; lower --rows."
+        "leaves none to ask about; lower --rows.",
+        code="attack.none-to-ask",
     )
-
-
-def halves(records: Sequence[Record], seed: int = 0) -> tuple[list[Record], list[Record]]:
-    """Two halves of the documents: to choose a learning rate on, and to report on.
-
-    Raises:
-        UnlearnError: There is one document.
-    """
-    documents = _shuffled(records, f"{seed}/halves")
-    if len(documents) < 2:
-        raise UnlearnError(
-            "`--lr best-of-five` chooses the rate on other documents than it reports on, and one "
-            "alone can be asked; lower --rows, or give a number."
-        )
-    return _parted(records, set(documents[: len(documents) // 2]))
 
 
 def neighbours(forget: Sequence[Record], pool: Sequence[Record], rows: int) -> list[Record]:
@@ -184,8 +141,9 @@ def train(
             batch = collate([rows[next(order)] for _ in range(how.batch)], model.device)
             loss = model(**batch, use_cache=False).loss
             if not torch.isfinite(loss):
-                raise Diverged(
-                    f"the relearning loss is {float(loss)} at step {done + 1}; lower --lr."
+                raise UnlearnError(
+                    f"the relearning loss is {float(loss)} at step {done + 1}; lower --lr.",
+                    code="attack.diverged",
                 )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -230,36 +188,6 @@ def scores_after(
     return {stop: Scores(**store.get(keys[stop])) for stop in stops}
 
 
-def best_rate(
-    subject: AttackTarget,
-    store: Store,
-    training_rows: Sequence[Record],
-    choose_on: Sequence[Record],
-    asked: Sequence[Record],
-    steps: Sequence[int],
-    how: Training,
-) -> tuple[Training, dict[int, Scores], dict[str, float | None]]:
-    """``how`` with the rate of `RATES` that recalls most of ``choose_on`` (mean over the numbers of
-    steps; of equals the lowest), what that gives of ``asked``, and what each rate recalls of
-    ``choose_on`` (None: the training diverged; at every rate: raised)."""
-    recalls: dict[str, float | None] = {}
-    made: dict[str, tuple[Training, dict[int, Scores]]] = {}
-    first, second = ([probe.id for probe in plain_probes(r)] for r in (choose_on, asked))
-    for rate in RATES:
-        tried, name = replace(how, rate=rate), f"{rate:g}"
-        try:
-            # One training answers for both.
-            scores = scores_after(subject, store, training_rows, [*choose_on, *asked], steps, tried)
-        except Diverged as fault:
-            recalls[name], last = None, fault
-            continue
-        recalls[name] = fmean(fmean(scores[step].only(first).recalled) for step in steps)
-        made[name] = tried, {n: one.only(second) for n, one in scores.items()}
-    if not made:
-        raise last
-    return *made[max(made, key=lambda name: recalls[name])], recalls
-
-
 def relearn_attack(
     subject: AttackTarget,
     store: Store,
@@ -270,57 +198,47 @@ def relearn_attack(
     steps: Sequence[int] = STEPS,
     how: Training | None = None,
     control: AttackTarget | None = None,
-    choose_on: Sequence[Record] | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of forget rows after each number of training steps.
 
     Args:
         training_rows, asked: No row may be both, but for ``source`` "same".
         source: What the rows are called in the result, e.g. "forget" or "retain".
-        choose_on: Forget rows of other documents, by which model and control get the best of five
-            learning rates, each its own; None trains at that of ``how``.
 
     Returns:
         The result, and recovery curves of model and control.
     """
     how = how or Training()
-    trained_ids = {(record.input, record.output) for record in training_rows}
-    known = any((r.input, r.output) in trained_ids for r in (*asked, *(choose_on or ())))
-    if source != "same" and known:
-        raise UnlearnError("some rows are both trained on and asked about; take one set out.")
+    trained = {(record.input, record.output) for record in training_rows}
+    if source != "same" and any((record.input, record.output) in trained for record in asked):
+        raise UnlearnError(
+            "some rows are both trained on and asked about; take one set out.",
+            code="attack.trained-and-asked",
+        )
     if not training_rows:
-        raise UnlearnError("there are no rows to train on; raise --rows or give another --source.")
-    if choose_on and {r.document for r in choose_on} & {r.document for r in asked}:
-        raise UnlearnError("a learning rate must be chosen on other documents than it reports on.")
+        raise UnlearnError(
+            "there are no rows to train on; raise --rows or give another --source.",
+            code="attack.nothing-to-train-on",
+        )
     if source == "same" and control is None:
         raise UnlearnError(
             "`--source same` teaches the very rows that are asked about, so any model says them in "
-            "the end: give a model that never saw them as --control."
+            "the end: give a model that never saw them as --control.",
+            code="attack.no-control",
         )
-    stops = sorted({0, *steps})
-    recalls, ways, rates = [], [], {}
-    for one in filter(None, (subject, control)):
-        given = (one, store, training_rows)
-        if choose_on:
-            own, scores, rates[one.name] = best_rate(*given, choose_on, asked, steps, how)
-        else:
-            own, scores = how, scores_after(*given, asked, steps, how)
-        recalls.append(scores)
-        ways.append(own)
-    ours, theirs = recalls[0], recalls[1] if control else {}
+    ours, theirs = (
+        scores_after(one, store, training_rows, asked, steps, how) if one else {}
+        for one in (subject, control)
+    )
     rows = [
-        figures_row(f"{stop} steps", stop, ours[stop], ours[0], theirs.get(stop)) for stop in stops
+        figures_row(f"{stop} steps", stop, one, ours[0], theirs.get(stop))
+        for stop, one in ours.items()
     ]
     attack = f"relearn on {len(training_rows)} {source} rows"
-    facts = {"source": source, "training_rows": len(training_rows), "training": vars(ways[0])}
+    facts = {"source": source, "training_rows": len(training_rows), "training": vars(how)}
     title, drawn = attack.replace("relearn", "Relearning"), {(attack, "step"): rows}
-    if choose_on:
-        title += ", the best of five rates"
-        names = len({record.document for record in choose_on})
-        facts["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
     result, curves = result_of("relearn", title, subject, control, rows, drawn, **facts)
     if control:
-        result["control_training"] = vars(ways[1])
-        control_rows = [{"x": stop, **theirs[stop].figures()} for stop in stops]
+        control_rows = [{"x": stop, **one.figures()} for stop, one in theirs.items()]
         curves += [curve(attack, control.name, "step", control_rows, m) for m in MEASURES]
     return result, curves

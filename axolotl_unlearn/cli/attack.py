@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option, show
+from axolotl_unlearn.cli._options import ABOVE_ZERO, ATTACKED, data_option, out_option, show
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 
@@ -29,16 +28,6 @@ def _parts(kind: type) -> Callable:
             raise UnlearnError(fault) from None
 
     return parse
-
-
-def _rate(_: Any, parameter: click.Parameter, text: str) -> float | None:
-    """None for the best of five."""
-    if text == "best-of-five":
-        return None
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise UnlearnError(f"--lr {text!r} must be a number above 0, or best-of-five.")
 
 
 def device(_: Any, __: click.Parameter, given: str | None) -> str:
@@ -135,15 +124,11 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
 )  # fmt: skip
 @_default("--rows", 20, "Rows to train on.")
 @_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_parts(int))
-@_default(
-    "--lr", "1e-4", "Learning rate of AdamW, or best-of-five: the one by which most comes back, "
-    "chosen for each model on one half of the documents and reported on the other.",
-    callback=_rate,
-)  # fmt: skip
+@_default("--lr", 1e-4, "Learning rate of AdamW.", type=ABOVE_ZERO)
 @_default("--train-batch", 8, "Rows a step.")
 @_default("--lora-rank", 0, "0 trains all weights.")
 @_SEED
-def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options: Any) -> None:
+def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -> None:
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
@@ -153,8 +138,8 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
 
     _, subject, control, store = _subjects(data_dir, out, options)
     steps, batch, rank = (options.pop(name) for name in ("steps", "train_batch", "lora_rank"))
-    how = {"steps": steps, "how": Training(lr or 0.0, batch, rank, options["seed"])}
-    rows = chosen_rows(source, subject.records, data_dir, choose=lr is None, **options)
+    how = {"steps": steps, "how": Training(lr, batch, rank, options["seed"])}
+    rows = chosen_rows(source, subject.records, data_dir, **options)
     _finish(out, data_dir, *relearn_attack(subject, store, **rows, **how, control=control))
 
 

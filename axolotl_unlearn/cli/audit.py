@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import COUNT, PATH, say, show
+from axolotl_unlearn.cli._options import COUNT, PATH, show
 
 
 @click.command("audit")
@@ -32,12 +32,11 @@ def command(documents: Path, out: Path, **options: Any) -> None:
     axolotl-unlearn audit documents.jsonl --model http://localhost:8000/v1
     axolotl-unlearn audit documents.jsonl --model model.gguf --held-out others.jsonl
     """
-    from axolotl_unlearn.evaluation.known import audit_documents, shown, table
+    from axolotl_unlearn.evaluation.known import audit_documents, shown
 
     found = audit_documents(documents, **options)
     from axolotl_unlearn.files import write_json
 
     write_json(out, found, private=True)
     answer(file=out, **found)
-    show(table(found))
-    say(*shown(out, found))
+    show(*shown(out, found))

@@ -1,8 +1,10 @@
 """Batched greedy generation with exactly the result of one prompt at a time, and draws.
 
-Prompts are sorted by length, padded on the left, and a row leaves its batch when it has stopped. In
-float32 the tokens are those of ``model.generate`` on each prompt alone (rounding matters where two
-tokens are equally probable to about 1e-6); in bfloat16 use batch size 1 for that.
+No row is padded. A batch begins at its shortest prompt; the other rows take their own next tokens
+until their prompts end. So no mask is needed (transformers reads one back at every token), and the
+host waits for the device once in `EVERY` tokens. In float32 the tokens are those of
+``model.generate`` on each prompt alone (rounding matters where two tokens are equally probable to
+about 1e-6); in bfloat16 use batch size 1 for that.
 
 Shape letters: R rows of the batch, T time, V vocabulary.
 """
@@ -14,12 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from axolotl_unlearn.device import give_memory_back
 from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import input_device
 
+#: Tokens between two looks at what has stopped, and how much longer than the shortest prompt of a
+#: batch another one may be.
+EVERY, SPREAD = 8, 32
 #: Settings of a generation config that do not change greedy tokens. With any other one (for
 #: example a repetition penalty) the model's own ``generate`` is used. Axolotl saves ``use_cache:
 #: false``; without a cache generation is quadratic.
@@ -60,13 +64,24 @@ def generate_greedily(
     results: list[Generation | None] = [None] * len(prompts)
     # Longest first: what does not fit into memory shows at once.
     order = sorted(range(len(prompts)), key=lambda i: (-len(encoded[i]), i))
-    todo = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    todo: list[list[int]] = []
+    for i in order:
+        # A repetition penalty of `generate` would count padding: prompts of one length.
+        shortest = len(encoded[todo[-1][0]]) - (SPREAD if own else 0) if todo else 0
+        if todo and len(todo[-1]) < batch_size and len(encoded[i]) >= shortest:
+            todo[-1].append(i)
+        else:
+            todo.append([i])
     while todo:
         numbers = todo.pop(0)
         rows = [encoded[i] for i in numbers]
         try:
-            given = (model, tokenizer, rows, max_new_tokens, stop)
-            new = _decode(*given, draw) if own else _generate(*given)
+            if own:
+                new = _decode(model, rows, max_new_tokens, stop, draw)
+            else:
+                pad = tokenizer.pad_token_id
+                pad = min(stop, default=0) if pad is None else pad
+                new = _generate(model, rows, max_new_tokens, stop, pad)
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
                 raise
@@ -74,9 +89,10 @@ def generate_greedily(
             half = len(numbers) // 2
             todo[:0] = [numbers[:half], numbers[half:]]
             continue
+        new = [_ended(ids, stop, max_new_tokens) for ids in new]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         batch = [
-            Generation(text, len(ids), bool(ids) and ids[-1] in stop)
+            Generation(text, len(ids), ids[-1] in stop)
             for text, ids in zip(texts, new, strict=True)
         ]
         for i, generation in zip(numbers, batch, strict=True):
@@ -94,128 +110,79 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _only_greedy(model: Any) -> bool:
-    """Whether plain arg max reproduces the model's own ``generate`` and our cache handling fits."""
+    """Whether plain arg max reproduces the model's own ``generate`` and it takes our cache."""
     config = getattr(model, "generation_config", None)
     settings = config.to_diff_dict() if config is not None else {}
     # Values that say "off": null, false, 0, and 1 for a factor or a number of beams.
     off = {k for k, v in settings.items() if not v or (v == 1 and k.endswith(_FACTORS))}
-    changed = {k for k in settings if k[0] != "_"} - off
-    parameters = inspect.signature(model.forward).parameters
     return (
-        changed <= _HARMLESS
+        {k for k in settings if k[0] != "_"} - off <= _HARMLESS
         and getattr(config, "cache_implementation", None) is None
-        and {"position_ids", "past_key_values", "attention_mask"} <= set(parameters)
+        and "past_key_values" in inspect.signature(model.forward).parameters
         and not getattr(model, "_is_stateful", False)
     )
 
 
-def _left_padded(rows: Sequence[Sequence[int]], pad: int, device) -> tuple[Tensor, Tensor]:
-    """``[R, T]`` ids and mask."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
+def _ended(ids: list[int], stop: set[int], limit: int) -> list[int]:
+    """New tokens up to the first that ends a text."""
+    return ids[: next((i + 1 for i, token in enumerate(ids[:limit]) if token in stop), limit)]
 
 
 def _decode(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int],
-    draw: torch.Generator | None = None,
+    model: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int],
+    draw: torch.Generator | None,
 ) -> list[list[int]]:  # fmt: skip
-    """New tokens of each row; finished rows leave the batch."""
-    device = input_device(model)
-    ids, mask = _left_padded(rows, _pad_id(tokenizer, stop), device)
-    padded = not bool(mask.all())
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    stop_ids = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-    options: dict[str, Any] = {"past_key_values": _cache(model.config, limit)}
+    """New tokens of each row, some more of those that stop; finished rows leave the batch."""
+    from transformers import DynamicCache
+
+    device, lengths = input_device(model), [len(row) for row in rows]
+    start, width = min(lengths), max(lengths)
+    # [R, T], -1 after the end of a prompt.
+    given = torch.tensor([[*row] + [-1] * (width - len(row)) for row in rows], device=device)
+    options: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         options["logits_to_keep"] = 1
+    every = 1 if device.type == "cpu" else EVERY
     new: list[list[int]] = [[] for _ in rows]
-    alive = list(range(len(rows)))
-    while True:
-        # Without padding the mask says nothing, and without a mask attention is cheaper.
-        seen = mask if padded else None
-        output = model(
-            input_ids=ids, attention_mask=seen, position_ids=positions, use_cache=True, **options
-        )
-        logits = output.logits[:, -1].float()
+    alive, ids, steps = list(range(len(rows))), given[:, :start], []
+    for time in range(start, width + limit):
+        logits = model(input_ids=ids, use_cache=True, **options).logits[:, -1].float()
         following = logits.argmax(-1)
         if draw is not None:
             following = torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
-        for row, token in zip(alive, following.tolist(), strict=True):
-            new[row].append(token)
-        going = (~torch.isin(following, stop_ids)).nonzero()[:, 0]
-        if len(going) == 0 or len(new[alive[0]]) == limit:
-            return new
-        positions = positions[:, -1:] + 1
-        if len(going) < len(alive):
-            options["past_key_values"].batch_select_indices(going)
-            alive = [alive[i] for i in going.tolist()]
-            following, mask, positions = following[going], mask[going], positions[going]
+        if time < width:
+            following = torch.where(given[:, time] < 0, following, given[:, time])
+        steps.append(following)
         ids = following[:, None]
-        mask = torch.cat([mask, mask.new_ones(len(alive), 1)], -1)
-
-
-def _cache(config: Any, limit: int) -> Any:
-    """A key-value cache whose plain layers have room for `limit` new tokens from the start:
-    Transformers' own copies all keys and values at every token."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    class RoomyLayer(DynamicLayer):
-        def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
-            if not self.is_initialized:
-                self.lazy_initialization(key_states, value_states)
-                self.room = None
-            start = self.get_seq_length()
-            end = start + key_states.shape[-2]
-            if self.room is None or end > self.room[0].shape[-2]:
-                states = (key_states, value_states)
-                self.room = [x.new_empty(*x.shape[:-2], end + limit, x.shape[-1]) for x in states]
-                if start:
-                    for room, old in zip(self.room, (self.keys, self.values), strict=True):
-                        room[..., :start, :] = old
-            for room, new in zip(self.room, (key_states, value_states), strict=True):
-                room[..., start:end, :] = new
-            self.keys, self.values = (room[..., :end, :] for room in self.room)
-            return self.keys, self.values
-
-        def batch_select_indices(self, indices: Tensor) -> None:
-            end = self.get_seq_length()
-            self.room = [room[indices.to(room.device)] for room in self.room]
-            self.keys, self.values = (room[..., :end, :] for room in self.room)
-
-    cache = DynamicCache(config=config)
-    cache.layers = [
-        RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
-    ]
-    return cache
-
-
-def _generate(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
-) -> list[list[int]]:
-    """The same through the model's own ``generate``, which knows its special settings."""
-    # Prompts of one length at a time: a repetition penalty would count the padding too.
-    new: list[list[int]] = [[] for _ in rows]
-    for length in sorted({len(row) for row in rows}):
-        numbers = [i for i, row in enumerate(rows) if len(row) == length]
-        ids = torch.tensor([list(rows[i]) for i in numbers], device=input_device(model))
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=limit,
-            do_sample=False,
-            pad_token_id=_pad_id(tokenizer, stop),
-            eos_token_id=sorted(stop) or None,
-        )
-        for i, row in zip(numbers, output[:, length:].tolist(), strict=True):
-            end = next((i for i, token in enumerate(row) if token in stop), len(row) - 1)
-            new[i] = row[: end + 1]
+        if len(steps) < every and time + 1 < width + limit:
+            continue
+        for row, tokens in zip(alive, torch.stack(steps, 1).tolist(), strict=True):
+            first = max(0, lengths[row] - (time + 1 - len(steps)))
+            new[row] += tokens[first:]
+        steps = []
+        new_of = [new[row] for row in alive]
+        going = [i for i, own in enumerate(new_of) if len(own) < limit and stop.isdisjoint(own)]
+        if not going:
+            break
+        if len(going) < len(alive):
+            kept = torch.tensor(going, device=device)
+            options["past_key_values"].batch_select_indices(kept)
+            alive, given, ids = [alive[i] for i in going], given[kept], ids[kept]
     return new
 
 
-def _pad_id(tokenizer: Any, stop: set[int]) -> int:
-    if tokenizer.pad_token_id is not None:
-        return tokenizer.pad_token_id
-    return min(stop) if stop else 0
+def _generate(
+    model: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int], pad: int
+) -> list[list[int]]:
+    """The same through the model's own ``generate``, which knows its special settings; of rows of
+    one length."""
+    ids = torch.tensor([list(row) for row in rows], device=input_device(model))
+    output = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=limit,
+        do_sample=False,
+        pad_token_id=pad,
+        eos_token_id=sorted(stop) or None,
+    )
+    return output[:, ids.shape[1] :].tolist()

@@ -18,11 +18,10 @@ import importlib.util
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from scipy.stats import false_discovery_control
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.data.records import document_id, read_rows
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import (
     attack_losses,
@@ -51,19 +51,48 @@ HELD = 20
 FIELDS = (("question", "answer"), ("input", "output"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Item:
-    """What is asked: the model goes on from the prompt, ``rest`` is what it should not say."""
+    """What is asked: the model goes on from the prompt, ``rest`` is what it should not say; then
+    what it did: ``facts`` of its tokens (None where there are none), and ``told``, p and side of
+    its log-probs among held-out texts."""
 
     document: str
     prompt: str
     rest: str
     question: bool
+    wrote: str = ""
+    facts: Any = None
+    told: tuple[float | None, str] = (None, "")
 
     @property
     def text(self) -> str:
         """What is scored: the whole text, or the answer after its question."""
         return Answer(self.rest, self.prompt) if self.question else self.prompt + self.rest
+
+    @cached_property
+    def words(self) -> int:
+        """Words of the rest that come out in a row."""
+        ours, theirs = words(self.rest), words(self.wrote)
+        match = SequenceMatcher(None, ours, theirs, autojunk=False)
+        return match.find_longest_match(0, len(ours), 0, len(theirs)).size
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens in a row that are each the likeliest after the true ones before."""
+        if self.facts is None:
+            return None
+        runs = "".join("x" if known else " " for known in self.facts.greedy).split()
+        return max(map(len, runs), default=0)
+
+    @property
+    def recited(self) -> bool | None:
+        """By the rule above; None where too little follows to say."""
+        length = len(words(self.rest))
+        if length < FEW and (self.tokens is None or self.question):
+            return None
+        by_words = length >= FEW and self.words >= min(WORDS, length)
+        return by_words or (self.tokens or 0) >= TOKENS
 
 
 def read_items(path: Path) -> list[Item]:
@@ -77,24 +106,21 @@ def read_items(path: Path) -> list[Item]:
     items = []
     for number, (place, row) in enumerate(read_rows(path)):
         name = str(row.get("id", f"row{number}"))
-        pair = next((p for p in FIELDS if all(row.get(one) for one in p)), None)
-        if pair is not None:
+        text = row.get("document") or row.get("text")
+        if pair := next((p for p in FIELDS if all(row.get(one) for one in p)), None):
             asked, answer = (str(row[one]) for one in pair)
             of = str(row.get("document") or document_id(name))
             items.append(Item(of, asked.rstrip(), f" {answer.strip()}", True))
-            continue
-        text = next((row[one] for one in ("document", "text") if row.get(one)), None)
-        if not isinstance(text, str) or not text.strip():
+        elif isinstance(text, str) and text.strip():
+            ends = [word.end() for word in re.finditer(r"\S+", text)]
+            half = ends[(len(ends) - 1) // 2]
+            items.append(Item(document_id(name), text[:half], text[half:], False))
+        else:
             raise UnlearnError(
                 f"{path}, {place}: no text; a row has `document` (or `text`), or `question` and "
                 "`answer` (or `input` and `output`).",
                 code="audit.no-text",
             )
-        words = [word.end() for word in re.finditer(r"\S+", text)]
-        half = words[(len(words) - 1) // 2]
-        items.append(Item(document_id(name), text[:half], text[half:], False))
-    if not items:
-        raise UnlearnError(f"{path} has no rows.", code="audit.no-text")
     return items
 
 
@@ -104,23 +130,24 @@ def check_inputs(documents: Path, model: str, heldout: Path | None) -> ModelSpec
     Returns:
         The model: a spec, or the path of a GGUF file.
     """
-    faults, found = [], Path(model)
-    for name, path in (("DOCUMENTS", documents), ("--held-out", heldout)):
-        if path is not None and not path.is_file():
-            faults.append(f"{name}: {path} is no file")
-    if model.endswith(".gguf") and not model.startswith(SERVERS):
-        if not found.is_file():
-            faults.append(f"--model: {model} is no file")
-        elif importlib.util.find_spec("xllamacpp") is None:
-            faults.append(
-                f"--model: a GGUF file is run by xllamacpp, which is not installed (`pip install "
-                f"xllamacpp`, or `llama-server -m {model}` and --model http://localhost:8080/v1)"
-            )
-    else:
+    found: ModelSpec | Path = Path(model)
+    faults = [
+        f"{name}: {path} is no file"
+        for name, path in (("DOCUMENTS", documents), ("--held-out", heldout))
+        if path is not None and not path.is_file()
+    ]
+    if not model.endswith(".gguf") or model.startswith(SERVERS):
         try:
             (found,) = parse_models([model])
         except UnlearnError as error:
             faults.append(f"--model: {str(error).rstrip('.')}")
+    elif not found.is_file():
+        faults.append(f"--model: {model} is no file")
+    elif importlib.util.find_spec("xllamacpp") is None:
+        faults.append(
+            "--model: a GGUF file is run by xllamacpp, which is not installed (`pip install "
+            f"xllamacpp`, or `llama-server -m {model}` and --model http://localhost:8080/v1)"
+        )
     if faults:
         raise UnlearnError(f"{'; '.join(faults)}.", code="audit.missing-input")
     return found
@@ -180,84 +207,32 @@ def audit_documents(
     """
     found = check_inputs(documents, model, heldout)
     items = read_items(documents)
-    others = [] if heldout is None else read_items(heldout)
-    if isinstance(found, Path):
-        room = max(len(i.text.encode()) for i in (*items, *others)) + max_new_tokens + 64
-        with llamacpp(found, room) as url:
-            return _audited(_served(url), found.stem, items, others, max_new_tokens, chat)
-    asked = _served(found.model) if found.served else _local(found, device, dtype)
-    return _audited(asked, found.name, items, others, max_new_tokens, chat)
+    held = [] if heldout is None else read_items(heldout)
+    with ExitStack() as running:
+        if isinstance(found, Path):
+            room = max(len(i.text.encode()) for i in (*items, *held)) + max_new_tokens + 64
+            asked, name = Served(running.enter_context(llamacpp(found, room))), found.stem
+        elif found.served:
+            asked, name = Served(found.model), found.name
+        else:
+            from axolotl_unlearn.evaluation.measure import Local
+            from axolotl_unlearn.evaluation.measurement import Settings
 
-
-def _served(url: str) -> Any:
-    from axolotl_unlearn.evaluation.served import Served
-
-    return Served(url)
-
-
-def _local(spec: ModelSpec, device: str | None, dtype: str | None) -> Any:
-    from axolotl_unlearn.evaluation.measure import Local
-    from axolotl_unlearn.evaluation.measurement import Settings
-
-    settings = Settings(device=device, dtype=dtype).placed(None)
-    return Local(spec, settings, settings.device)
-
-
-@dataclass
-class Seen:
-    """What a model did with an item; ``facts``: of its tokens, None where there are none; ``told``:
-    p and side of its log-probs among held-out texts."""
-
-    item: Item
-    wrote: str = ""
-    facts: Any = None
-    told: tuple[float, str] | None = None
-
-    @cached_property
-    def said(self) -> bool:
-        """The answer is in what the model wrote."""
-        return contains_answer(self.wrote, self.item.rest)
-
-    @cached_property
-    def words(self) -> int:
-        """Words of the rest that come out in a row."""
-        ours, theirs = words(self.item.rest), words(self.wrote)
-        match = SequenceMatcher(None, ours, theirs, autojunk=False)
-        return match.find_longest_match(0, len(ours), 0, len(theirs)).size
-
-    @cached_property
-    def tokens(self) -> int | None:
-        """Tokens in a row that are each the likeliest after the true ones before."""
-        if self.facts is None:
-            return None
-        runs = (len(list(run)) for known, run in groupby(self.facts.greedy.tolist()) if known)
-        return max(runs, default=0)
-
-    @property
-    def recited(self) -> bool | None:
-        """By the rule above; None where too little follows to say."""
-        length = len(words(self.item.rest))
-        if length < FEW and (self.tokens is None or self.item.question):
-            return None
-        by_words = length >= FEW and self.words >= min(WORDS, length)
-        return by_words or (self.tokens or 0) >= TOKENS
-
-
-def _audited(
-    model: Any, name: str, items: Sequence[Item], others: Sequence[Item], most: int, chat: bool
-) -> dict[str, Any]:
-    seen, held = [Seen(item) for item in items], [Seen(item) for item in others]
-    _write(model, [*seen, *held], most, chat)
-    why = "" if model.scores else "the server gives no log-probs of a prompt (llama.cpp's does not)"
-    if model.scores:
-        _score(model, [*seen, *held])
-    if not why and len(held) < HELD:
+            settings = Settings(device=device, dtype=dtype).placed(None)
+            asked, name = Local(found, settings, settings.device), found.name
+        _write(asked, [*items, *held], max_new_tokens, chat)
+        if asked.scores:
+            _score(asked, [*items, *held])
+    why = ""
+    if not asked.scores:
+        why = "the server gives no log-probs of a prompt (llama.cpp's does not)"
+    elif len(held) < HELD:
         why = f"needs {HELD} held-out texts of the same kind (--held-out), which no model saw"
-    if not why:
-        _recognise(seen, held, model.distributions)
-    by_document: dict[str, list[Seen]] = {}
-    for one in seen:
-        by_document.setdefault(one.item.document, []).append(one)
+    else:
+        _recognise(items, held, asked.distributions)
+    by_document: dict[str, list[Item]] = {}
+    for one in items:
+        by_document.setdefault(one.document, []).append(one)
     lines = [_line(name, some, why) for name, some in by_document.items()]
     tested = [line for line in lines if line["p"] is not None]
     q = false_discovery_control([line["p"] for line in tested], method="bh") if tested else ()
@@ -266,28 +241,28 @@ def _audited(
         if value <= 1 - LEVEL and line["side"] == "under" and line["reading"] == READINGS[3]:
             line["reading"] = "recognised"
     lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] or 0, one["document"]))
-    counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
     about = None
     if held:
-        sides = [[one.text for one in some if not one.question] for some in (items, others)]
+        sides = [[one.text for one in some if not one.question] for some in (items, held)]
         warning = blind_sentence(blind_baselines(*sides)) if tested else None
         recited = sum(bool(one.recited) for one in held)
         about = {"texts": len(held), "recited": recited, "warning": warning}
+    counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
     return {"model": name, "documents": lines, "counts": counts, "held_out": about}
 
 
-def _line(document: str, seen: Sequence[Seen], why: str) -> dict[str, Any]:
+def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     """A document's figures; the reading by log-probs comes later, from all documents."""
-    asked = [one for one in seen if one.item.question]
-    best = max(seen, key=lambda one: one.words)
-    recited = [one.recited for one in seen if one.recited is not None]
-    told = min((one.told for one in seen if one.told), default=(None, ""))
-    said = sum(one.said for one in asked)
+    asked = [one for one in items if one.question]
+    texts = len(items) - len(asked)
+    best = max(items, key=lambda one: one.words)
+    recited = [one.recited for one in items if one.recited is not None]
+    p, side = min((one.told for one in items if one.told[1]), default=(None, ""))
+    said = sum(contains_answer(one.wrote, one.rest) for one in asked)
     away = {} if asked else {"said": "no question of it is in the file"}
     if not recited:
         away["recited"] = f"fewer than {FEW} words follow"
-    texts = [one for one in seen if not one.item.question]
-    if told[0] is None:
+    if p is None:
         short = "its text is too short or too long for the model"
         away["recognised"] = why or (short if texts else "no text of it is in the file")
     reading = "recited" if any(recited) else "said" if said else ""
@@ -297,25 +272,30 @@ def _line(document: str, seen: Sequence[Seen], why: str) -> dict[str, Any]:
         "said": said if asked else None,
         "answers": len(asked),
         "words": best.words,
-        "of": len(words(best.item.rest)),
-        "tokens": max((one.tokens for one in seen if one.tokens is not None), default=None),
-        "p": None if told[0] is None else min(1.0, told[0] * len(texts)),
-        "side": told[1],
+        "of": len(words(best.rest)),
+        "tokens": max((one.tokens for one in items if one.tokens is not None), default=None),
+        "p": None if p is None else min(1.0, p * texts),
+        "side": side,
         "not_measured": away,
     }
 
 
-def _write(model: Any, seen: Sequence[Seen], most: int, chat: bool) -> None:
+def _write(model: Any, items: Sequence[Item], most: int, chat: bool) -> None:
     """What the model writes after each prompt."""
     for turned in (False, True):
-        some = [one for one in seen if (chat and one.item.question) == turned]
-        prompts, how = [one.item.prompt for one in some], {}
-        if turned and hasattr(model, "tokenizer"):
-            turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-            template = model.tokenizer.apply_chat_template
-            prompts = [template(one, tokenize=False, add_generation_prompt=True) for one in turns]
-        elif turned:
+        some = [one for one in items if (chat and one.question) == turned]
+        prompts, how = [one.prompt for one in some], {}
+        if turned and isinstance(model, Served):
             how = {"chat": True}
+        elif turned and some:
+            template = model.tokenizer.apply_chat_template
+            if not model.tokenizer.chat_template:
+                raise UnlearnError(
+                    "--chat: the model's tokenizer has no chat template; leave --chat out.",
+                    code="audit.no-template",
+                )
+            turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            prompts = [template(one, tokenize=False, add_generation_prompt=True) for one in turns]
 
         def take(numbers: Sequence[int], made: Sequence[Any], some: Any = some) -> None:
             for number, one in zip(numbers, made, strict=True):
@@ -325,62 +305,43 @@ def _write(model: Any, seen: Sequence[Seen], most: int, chat: bool) -> None:
             model.generate(prompts, most, take, **how)
 
 
-def _score(model: Any, seen: Sequence[Seen]) -> None:
+def _score(model: Any, items: Sequence[Item]) -> None:
     """Facts of each text, but of those that are too short or too long."""
     try:
-        facts = model.texts([one.item.text for one in seen])
+        facts = model.texts([one.text for one in items])
     except UnlearnError:
-        facts = []
-        for one in seen:
+        for one in items:
             with suppress(UnlearnError):
-                one.facts = model.texts([one.item.text])[0]
-    for one, known in zip(seen, facts, strict=bool(facts)):
+                one.facts = model.texts([one.text])[0]
+        return
+    for one, known in zip(items, facts, strict=True):
         one.facts = known
 
 
-def _recognise(seen: Sequence[Seen], held: Sequence[Seen], distributions: bool) -> None:
-    """Exact p of each item by log-probs, against the held-out texts."""
-    # An answer is no text of the kind of the held-out ones.
-    sides = [
-        [one for one in some if one.facts is not None and not one.item.question]
-        for some in (seen, held)
-    ]
-    if not sides[0] or len(sides[1]) < HELD:
-        return
-    scores = []
-    for side in sides:
-        rows = [attack_losses(one.facts, str(one.item.text), distributions) for one in side]
-        scores.append({name: [-row[name] for row in rows] for name in rows[0]})
-    told = told_documents(*scores)
-    for one, p, side in zip(sides[0], told.p, told.side, strict=True):
-        one.told = (float(p), side)
+def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool) -> None:
+    """Exact p of each text by log-probs, against the held-out ones."""
+    sides, scores = [], []
+    for some in (items, held):  # an answer is no text of the kind of the held-out ones
+        sides.append([one for one in some if one.facts is not None and not one.question])
+        rows = [attack_losses(one.facts, one.text, distributions) for one in sides[-1]]
+        scores.append({name: [-row[name] for row in rows] for name in (rows or [{}])[0]})
+    if sides[0] and len(sides[1]) >= HELD:
+        told = told_documents(*scores)
+        for one, p, side in zip(sides[0], told.p, told.side, strict=True):
+            one.told = (float(p), side)
 
 
-def shown(path: Path, found: dict[str, Any]) -> list[str]:
-    """What was found, in words."""
-    counts = ", ".join(f"{count} {name}" for name, count in found["counts"].items() if count)
-    lines = [f"{found['model']}, {len(found['documents'])} documents: {counts}."]
-    if held := found["held_out"]:
-        lines.append(
-            f"Of {held['texts']} held-out texts this rule calls {held['recited']} recited."
-        )
-        lines += filter(None, [held["warning"]])
-    if found["counts"]["nothing found"]:
-        lines.append("Nothing found is no evidence of forgetting: a model may know and not say it.")
-    return [*lines, f"Written: {path}"]
-
-
-def table(found: dict[str, Any]) -> Any:
-    """A line a document, worst first."""
+def shown(path: Path, found: dict[str, Any]) -> list[Any]:
+    """What was found: a table with a line a document, worst first, and sentences."""
     from rich import box
     from rich.table import Table
 
-    made, whys = Table(title=f"What {found['model']} knows", box=box.SIMPLE_HEAD), {}
+    made, whys = Table(title=f"What {found['model']} knows", box=box.SIMPLE_HEAD), set()
     for head in ("document", "reading", "said", "recited", "recognised"):
         made.add_column(head, overflow="fold")
     for one in found["documents"]:
         away = one["not_measured"]
-        whys |= {f"{name}: {why}": None for name, why in away.items()}
+        whys |= {f"{name}: {why}" for name, why in away.items()}
         tokens = "" if one["tokens"] is None else f", {one['tokens']} tokens"
         cells = {
             "said": f"{one['said']} of {one['answers']}",
@@ -390,4 +351,13 @@ def table(found: dict[str, Any]) -> Any:
         cells |= dict.fromkeys(away, "n/a")
         made.add_row(one["document"], one["reading"], *cells.values())
     made.caption = "n/a is not measured. " + "; ".join(sorted(whys)) + "." if whys else None
-    return made
+    counts = ", ".join(f"{count} {name}" for name, count in found["counts"].items() if count)
+    lines = [made, f"{found['model']}, {len(found['documents'])} documents: {counts}."]
+    if held := found["held_out"]:
+        lines.append(
+            f"Of {held['texts']} held-out texts this rule calls {held['recited']} recited."
+        )
+        lines += filter(None, [held["warning"]])
+    if found["counts"]["nothing found"]:
+        lines.append("Nothing found is no evidence of forgetting: a model may know and not say it.")
+    return [*lines, f"Written: {path}"]
