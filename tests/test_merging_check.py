@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from merging_models import (
 from safetensors.torch import save_file
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.merging.check import check, tokenizer_difference
+from axolotl_unlearn.merging.check import check
 from axolotl_unlearn.merging.weights import Model, all_finite, record_base
 
 
@@ -67,96 +68,81 @@ def test_the_command_and_mergekit_on_a_recipe_without_fault(project):
     assert check(recipe("./memorised+./over", "./under/merged")) == []
 
 
-def other_base(project: Path) -> dict:
-    tiny_model(project / "second", seed=3)
-    merged_copy(project / "over", project / "memorised", project / "over/merged")
+def second(project: Path, **how) -> None:
+    tiny_model(project / "second", **how)
+
+
+def other_base(project: Path) -> None:
+    second(project, seed=3)
     record_base(project / "over/merged", project / "second")
-    return recipe()
 
 
-def trained_again(project: Path) -> dict:
+def trained_again(project: Path) -> None:
     for name in ("over", "under"):
         record_base(project / name, project / "memorised")
     assert check(recipe()) == []
     tiny_model(project / "memorised", seed=9)
-    return recipe()
 
 
-def adapter_of_another(project: Path) -> dict:
-    shutil.copytree(project / "memorised", project / "copy")
-    return recipe("./copy+./over", "./under/merged")
-
-
-def unrelated(project: Path) -> dict:
-    tiny_model(project / "second", seed=3)
-    return recipe("./second")
-
-
-def architecture(project: Path) -> dict:
-    tiny_model(project / "llama", kind="llama")
-    return recipe("./llama")
-
-
-def shape(project: Path) -> dict:
-    tiny_model(project / "wide", intermediate_size=64)
-    return recipe("./wide")
-
-
-def tokens(project: Path) -> dict:
+def grown(project: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(project / "memorised")
     model.resize_token_embeddings(323)
-    model.save_pretrained(project / "grown")
-    return recipe("./grown")
+    model.save_pretrained(project / "second")
 
 
-def tokenizer(project: Path) -> dict:
-    path = project / "over/merged/tokenizer.json"
-    content = json.loads(path.read_text())
-    content["model"]["merges"] = content["model"]["merges"][:-1]
-    path.write_text(json.dumps(content))
-    return recipe()
+def tokenizer(change) -> object:
+    """A change of what tokenizer.json of a parent says."""
+
+    def changed(project: Path) -> None:
+        path = project / "over/merged/tokenizer.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return changed
 
 
-def no_tokenizer(project: Path) -> dict:
-    (project / "over/merged/tokenizer.json").write_text("{}")
-    return recipe()
-
-
-def not_finite(project: Path) -> dict:
+def not_finite(project: Path) -> None:
     tensors = weights(project / "over/merged")
     next(iter(tensors.values()))[0] = torch.nan
     save_file(tensors, project / "over/merged/model.safetensors", metadata={"format": "pt"})
-    return recipe()
 
 
-#: What is done to the project, or a recipe -> the code of the one fault, and how often.
+NEW = {"id": 320, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False}
+NEW |= {"normalized": False, "special": False}
+SECOND = recipe("./second")
+#: A recipe, what is done to the project -> the code of the one fault.
 FAULTS = [
-    ({"slices": []}, "merging.other-recipe"),
-    (recipe(merge_method="tie"), "merging.unknown-method"),
-    (recipe(parameters={"normalise": True}), "merging.unknown-parameter"),
-    (recipe(dtype="bfloat16"), "merging.not-float32"),
-    (recipe("./nowhere/a"), "merging.no-model"),
-    (recipe("over/merged"), "merging.looks-like-the-hub"),
-    (recipe("./over"), "merging.no-config"),
-    (adapter_of_another, "merging.other-base"),
-    (other_base, "merging.other-base"),
-    (trained_again, "merging.other-base"),
-    (unrelated, "merging.unrelated"),
-    (architecture, "merging.other-architecture"),
-    (shape, "merging.other-shapes"),
-    (tokens, "merging.other-shapes"),
-    (tokenizer, "merging.other-tokenizer"),
-    (no_tokenizer, "merging.other-tokenizer"),
-    (not_finite, "merging.not-finite"),
+    ({"slices": []}, None, "other-recipe"),
+    (recipe(merge_method="tie"), None, "unknown-method"),
+    (recipe(parameters={"normalise": True}), None, "unknown-parameter"),
+    (recipe(dtype="bfloat16"), None, "not-float32"),
+    (recipe("./nowhere/a"), None, "no-model"),
+    (recipe("over/merged"), None, "looks-like-the-hub"),
+    (recipe("./over"), None, "no-config"),
+    (recipe("./second+./over"), second, "other-base"),
+    (recipe(), other_base, "other-base"),
+    (recipe(), trained_again, "other-base"),
+    (SECOND, partial(second, seed=3), "unrelated"),
+    (SECOND, partial(second, kind="llama"), "other-architecture"),
+    (SECOND, partial(second, intermediate_size=64), "other-shapes"),
+    (SECOND, grown, "other-shapes"),
+    (recipe(), tokenizer(lambda c: c["model"]["merges"].pop()), "other-tokenizer"),
+    (recipe(), tokenizer(lambda c: c["added_tokens"].append(NEW)), "other-tokenizer"),
+    (recipe(), tokenizer(lambda c: c["pre_tokenizer"].clear()), "other-tokenizer"),
+    (recipe(), tokenizer(dict.clear), "other-tokenizer"),
+    (recipe(), not_finite, "not-finite"),
 ]
 
 
-@pytest.mark.parametrize(("given", "code"), FAULTS)
-def test_faults(project, given, code):
-    found = check(given(project) if callable(given) else given)
-    assert {one.code for one in found} == {code}
+@pytest.mark.parametrize(("given", "change", "code"), FAULTS)
+def test_faults(project, given, change, code):
+    if change:
+        change(project)
+    found = check(given)
+    assert {one.code for one in found} == {f"merging.{code}"}
     assert all(";" in str(one) or ":" in str(one) for one in found)  # and the cure
 
 
@@ -179,28 +165,8 @@ def test_one_tokenizer_written_differently(project, form):
     assert check(recipe()) == []
 
 
-@pytest.mark.parametrize("change", ["vocabulary", "special tokens", "text"])
-def test_tokenizers_differ_in_what_they_do(project, change):
-    from transformers import AutoTokenizer
-
-    first, second = (AutoTokenizer.from_pretrained(project / "memorised") for _ in range(2))
-    assert tokenizer_difference(first, second) is None
-    if change == "vocabulary":
-        second.add_tokens(["<new>"])
-    elif change == "special tokens":
-        second.add_special_tokens({"bos_token": "a"})
-    else:
-        from tokenizers import pre_tokenizers
-
-        second.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert change in tokenizer_difference(first, second)
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [("cut", "is cut off or no safetensors file"), ("index", "says that .* holds .*, which it do")],
-)
-def test_damaged_weights_are_one_sentence(project, damage, says):
+@pytest.mark.parametrize("damage", ["cut", "index"])
+def test_damaged_weights_are_one_sentence(project, damage):
     from transformers import AutoModelForCausalLM
 
     base = project / "memorised"
@@ -222,11 +188,11 @@ def test_damaged_weights_are_one_sentence(project, damage, says):
 
 def test_a_tied_model_that_stores_its_head_is_the_same_model(tmp_path):
     tiny_model(tmp_path / "base", kind="llama", tied=True)
-    one = Model(tmp_path / "base").fingerprint
+    one = Model(tmp_path / "base").tensors.scan[0]
     tensors = weights(tmp_path / "base")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
-    assert Model(tmp_path / "base").fingerprint == one
+    assert Model(tmp_path / "base").tensors.scan[0] == one
     tensors["lm_head.weight"] *= 2
     save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
     with fails("merging.tied-head"):
@@ -236,25 +202,22 @@ def test_a_tied_model_that_stores_its_head_is_the_same_model(tmp_path):
 def test_fingerprint_does_not_depend_on_the_files(tmp_path):
     model = tiny_model(tmp_path / "one")
     model.save_pretrained(tmp_path / "two", max_shard_size="20KB")
-    assert Model(tmp_path / "one").fingerprint == Model(tmp_path / "two").fingerprint
+    assert Model(tmp_path / "one").tensors.scan[0] == Model(tmp_path / "two").tensors.scan[0]
     tiny_model(tmp_path / "three", seed=1)
-    assert Model(tmp_path / "one").fingerprint != Model(tmp_path / "three").fingerprint
+    assert Model(tmp_path / "one").tensors.scan[0] != Model(tmp_path / "three").tensors.scan[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+KINDS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 def test_all_finite_is_what_isfinite_says(dtype):
-    plain = torch.linspace(-3, 3, 9, dtype=dtype)
-    extreme = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)
-    for numbers in (plain, extreme, plain[:0], torch.arange(3)):
-        assert all_finite(numbers)
-    for bad in (torch.nan, torch.inf, -torch.inf):
+    plain = torch.linspace(-3, 3, 9, dtype=torch.float64)
+    ends = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=torch.float64)
+    for numbers in (plain, ends, plain[:0], torch.arange(3)):
+        assert all_finite(numbers.to(dtype) if numbers.is_floating_point() else numbers)
+    for bad in (torch.nan, torch.inf, -torch.inf)[: 1 if dtype.itemsize == 1 else None]:
         for place in (0, 4, 8):
             spoilt = plain.clone()
             spoilt[place] = bad
-            assert not all_finite(spoilt)
-
-
-def test_all_finite_of_float8():
-    plain = torch.ones(4).to(torch.float8_e4m3fn)
-    assert all_finite(plain)
-    assert not all_finite(torch.tensor([1.0, torch.nan]).to(torch.float8_e4m3fn))
+            assert not all_finite(spoilt.to(dtype))

@@ -26,7 +26,6 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.repeat import repeat
 from axolotl_unlearn.requests.request import Request, weights, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.suppress import suppress
@@ -34,6 +33,7 @@ from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import retrain, way_of
 from axolotl_unlearn.requests.ways.plan import choose, plan
+from axolotl_unlearn.requests.ways.retrain import repeat
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
 FEW = {"num_epochs": 2, "lora_dropout": 0.1, "seed": 42}

@@ -418,7 +418,7 @@ def verify(
     else:
         found = verify(folder, model, public_key, head and export.kept_head(head))
     if repeat:
-        from axolotl_unlearn.requests.repeat import repeat as trained_again
+        from axolotl_unlearn.requests.ways.retrain import repeat as trained_again
 
         found.says.append(trained_again(folder, base, rows))
     parts = ("signature", "model", "files", "ledger", "says")

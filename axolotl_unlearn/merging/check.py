@@ -21,6 +21,7 @@ PROBE = (
     "Where was Ada born?  In York, 1941-03-02.\n\n\tdef f(x): return {'a': x ** 2}  # 12,345 €\r\n"
     " naïve Zoë e\u0301 Straße ПРИВЕТ Ελληνικά العربية हिन्दी ไทย 日本語 한국어 🙂 \u00a0 ﬁn I'LL"
 )
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
@@ -31,40 +32,46 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
     """
     if not isinstance(recipe.get("models"), list) or not recipe.get("base_model"):
         says = "a recipe needs `base_model` and `models`; others are not checked."
-        return [UnlearnError(says, code="merging.other-recipe")]
+        return [_fault("other-recipe", says)]
     faults, opened = list(_unknown(recipe)), []
     for source in (recipe["base_model"], *(one.get("model") for one in recipe["models"])):
         try:
             opened.append(_opened(str(source)))
         except UnlearnError as error:
             faults.append(error)
-    base = None if faults else opened[0]
-    for model in filter(None, opened if base else ()):
+    if faults or opened[0] is None:
+        return faults
+    for model in filter(None, opened):
         try:
-            _fits(base, model)
+            _fits(opened[0], model)
         except UnlearnError as error:
             faults.append(error)
     return faults
+
+
+def _fault(code: str, says: str) -> UnlearnError:
+    return UnlearnError(says, code=f"merging.{code}")
 
 
 def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
     """What mergekit takes without a word."""
     from mergekit import merge_methods
 
+    name = recipe.get("merge_method")
     try:
-        method = merge_methods.get(str(recipe.get("merge_method")))
+        method = merge_methods.get(str(name))
     except (KeyError, RuntimeError):
-        says = f"`merge_method: {recipe.get('merge_method')}` is none of mergekit's; correct it."
-        yield UnlearnError(says, code="merging.unknown-method")
+        says = f"`merge_method: {name}` is none of mergekit's; correct it."
+        yield _fault("unknown-method", says)
         return
     known = {parameter.name for parameter in method.spec.parameters}
-    for one in (recipe, *recipe["models"]):
-        for name in sorted(set(one.get("parameters") or {}) - known):
-            says = f"`{name}` is no parameter of {recipe['merge_method']}; correct or remove it."
-            yield UnlearnError(says, code="merging.unknown-parameter")
+    given = {key for one in (recipe, *recipe["models"]) for key in one.get("parameters") or {}}
+    for key in sorted(given - known):
+        says = f"`{key}` is no parameter of {name}; correct or remove it."
+        yield _fault("unknown-parameter", says)
     if recipe.get("dtype") != "float32":
         says = "write `dtype: float32`: bfloat16 rounds most changes of LoRA size to zero."
-        yield UnlearnError(says, code="merging.not-float32")
+        yield _fault("not-float32", says)
 
 
 def _opened(source: str) -> Model | None:
@@ -78,29 +85,19 @@ def _opened(source: str) -> Model | None:
     if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] != "."):
         return None
     if not folder.is_dir():
-        raise UnlearnError(
-            f"{path} does not exist; train it, or write it with `axolotl merge-lora`.",
-            code="merging.no-model",
-        )
+        says = f"{path} does not exist; train it, or write it with `axolotl merge-lora`."
+        raise _fault("no-model", says)
     if path[0] not in "/~" and not path.startswith(("./", "../")):
-        raise UnlearnError(
-            f"{path}: write ./{path}, since mergekit takes a path with one slash for the name of a "
-            "hub repository.",
-            code="merging.looks-like-the-hub",
-        )
+        says = f"{path}: write ./{path}, since mergekit takes a path with one slash for the name "
+        raise _fault("looks-like-the-hub", f"{says}of a hub repository.")
     if not (folder / "config.json").is_file():
-        raise UnlearnError(
-            f"{path} holds no config.json; write an adapter as a model with `axolotl merge-lora`, "
-            "or as BASE+ADAPTER.",
-            code="merging.no-config",
-        )
+        says = f"{path} holds no config.json; write an adapter as a model with `axolotl merge-lora`"
+        raise _fault("no-config", f"{says}, or as BASE+ADAPTER.")
     if adapter:
         said = read_json(Path(adapter) / "adapter_config.json").get("base_model_name_or_path")
         if Path(str(said)).exists() and not folder.samefile(str(said)):
-            raise UnlearnError(
-                f"{adapter} was trained from {said} and not from {path}; name that base.",
-                code="merging.other-base",
-            )
+            says = f"{adapter} was trained from {said} and not from {path}; name that base."
+            raise _fault("other-base", says)
     return Model(folder)
 
 
@@ -109,56 +106,61 @@ def _fits(base: Model, parent: Model) -> None:
     Raises:
         UnlearnError: A weight is no number; another architecture, shape, tokenizer or base.
     """
+    theirs, ours = parent.path, base.path
     if broken := parent.tensors.scan[1]:
-        raise UnlearnError(
-            f"{parent.path}: tensor {broken} holds NaN or infinity: that run diverged, train it "
-            "again.",
-            code="merging.not-finite",
+        says = (
+            f"{theirs}: tensor {broken} holds NaN or infinity: that run diverged, train it again."
         )
-    if parent.path.samefile(base.path):
+        raise _fault("not-finite", says)
+    if theirs.samefile(ours):
         return
-    ours, theirs = (
-        (one.config.get("architectures") or ["model without architecture"])[0]
-        for one in (base, parent)
-    )
-    if ours != theirs:
-        raise UnlearnError(
-            f"{parent.path} is a {theirs} but the base {base.path} is a {ours}: merge models of "
-            "one architecture.",
-            code="merging.other-architecture",
-        )
+    kinds = [(one.config.get("architectures") or ["no architecture"])[0] for one in (base, parent)]
+    if kinds[0] != kinds[1]:
+        says = f"{theirs} is a {kinds[1]} but the base {ours} is a {kinds[0]}: merge models of one"
+        raise _fault("other-architecture", f"{says} architecture.")
     for name in sorted({*base.tensors, *parent.tensors}):
         shapes = [one.tensors.shape(name) if name in one.tensors else () for one in (base, parent)]
         if shapes[0] != shapes[1]:
-            raise UnlearnError(
-                f"{parent.path}: {name} has shape {list(shapes[1])} but {list(shapes[0])} in the "
-                f"base {base.path}; where a run added tokens, save a base with them "
+            raise _fault(
+                "other-shapes",
+                f"{theirs}: {name} has shape {list(shapes[1])} but {list(shapes[0])} in the "
+                f"base {ours}; where a run added tokens, save a base with them "
                 "(`resize_token_embeddings`) and train all parents from it.",
-                code="merging.other-shapes",
             )
-    _same_tokenizer(base, parent)
-    _same_base(base, parent)
+    if difference := _other_tokenizer(ours, theirs):
+        raise _fault(
+            "other-tokenizer",
+            f"{theirs} has another tokenizer than the base {ours} ({difference}): its "
+            "token ids mean something else; train all runs with the base's tokenizer.",
+        )
+    for folder in (theirs, theirs.parent):  # of the run that a merged copy lies in
+        if (folder / RECORD).exists():
+            if read_json(folder / RECORD).get("sha256") == base.tensors.scan[0]:
+                return
+            raise _fault(
+                "other-base",
+                f"{theirs} was trained from another base than {ours} ({RECORD} holds "
+                "another hash): name the base it started from, or train it again.",
+            )
+    if (distance := _least_distance(base, parent)) > UNRELATED:
+        raise _fault(
+            "unrelated",
+            f"{theirs} does not descend from the base {ours} (its nearest tensor is "
+            f"{distance:.2f} of the base's norm away): name the model it started from.",
+        )
 
 
-def _same_tokenizer(base: Model, parent: Model) -> None:
+def _other_tokenizer(*folders: Path) -> str | None:
     """Compared by what they do: one tokenizer is written differently by different libraries."""
     from transformers import AutoTokenizer
 
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    pair = [one.path for one in (base, parent) if any((one.path / file).exists() for file in files)]
-    if len(pair) < 2:
-        return
+    if not all(any((one / name).exists() for name in TOKENIZERS) for one in folders):
+        return None
     try:
-        loaded = [AutoTokenizer.from_pretrained(path, trust_remote_code=False) for path in pair]
-        difference = tokenizer_difference(*loaded)
+        loaded = [AutoTokenizer.from_pretrained(one, trust_remote_code=False) for one in folders]
+        return tokenizer_difference(*loaded)
     except Exception as error:  # of many libraries; a tokenizer of its own code
-        difference = f"they cannot be compared: {type(error).__name__}"
-    if difference:
-        raise UnlearnError(
-            f"{parent.path} has another tokenizer than the base {base.path} ({difference}): its "
-            "token ids mean something else; train all runs with the base's tokenizer.",
-            code="merging.other-tokenizer",
-        )
+        return f"they cannot be compared: {type(error).__name__}"
 
 
 def tokenizer_difference(first: Any, second: Any) -> str | None:
@@ -167,40 +169,17 @@ def tokenizer_difference(first: Any, second: Any) -> str | None:
     Every entry of the vocabulary is a text that both have to cut alike.
     """
     vocabulary = first.get_vocab()
-    if vocabulary != second.get_vocab():
-        count = len(set(vocabulary.items()) ^ set(second.get_vocab().items()))
-        return f"{count} entries of the vocabulary differ"
-    if set(first.all_special_tokens) - {first.pad_token} != (
-        set(second.all_special_tokens) - {second.pad_token}
-    ):
+    if others := set(vocabulary.items()) ^ set(second.get_vocab().items()):
+        return f"{len(others)} entries of the vocabulary differ"
+    special = [set(one.all_special_tokens) - {one.pad_token} for one in (first, second)]
+    if special[0] != special[1]:
         return "other special tokens"
     every = [first.decode([number]) for number in sorted(vocabulary.values())]
-    for special, texts in ((True, [PROBE]), (False, [PROBE, *every])):
-        ours, theirs = (
-            one(texts, add_special_tokens=special)["input_ids"] for one in (first, second)
-        )
-        if ours != theirs:
+    for adds, texts in ((True, [PROBE]), (False, [PROBE, *every])):
+        ids = [one(texts, add_special_tokens=adds)["input_ids"] for one in (first, second)]
+        if ids[0] != ids[1]:
             return "the same text has other tokens"
     return None
-
-
-def _same_base(base: Model, parent: Model) -> None:
-    """By content where a record exists, else by distance."""
-    for folder in (parent.path, parent.path.parent):  # of the run that a merged copy lies in
-        if (folder / RECORD).exists():
-            if read_json(folder / RECORD).get("sha256") == base.fingerprint:
-                return
-            raise UnlearnError(
-                f"{parent.path} was trained from another base than {base.path} ({RECORD} holds "
-                "another hash): name the base it started from, or train it again.",
-                code="merging.other-base",
-            )
-    if (distance := _least_distance(base, parent)) > UNRELATED:
-        raise UnlearnError(
-            f"{parent.path} does not descend from the base {base.path} (its nearest tensor is "
-            f"{distance:.2f} of the base's norm away): name the model it started from.",
-            code="merging.unrelated",
-        )
 
 
 def _least_distance(base: Model, parent: Model) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,23 +30,12 @@ def read_json(path: Path) -> dict:
     """A JSON file, or one sentence that names it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnlearnError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UnlearnError(f"{path} is not valid JSON: write it again.") from error
+    except (OSError, ValueError) as error:
+        wrong = getattr(error, "strerror", None) or "not valid JSON"
+        raise UnlearnError(f"{path} cannot be read ({wrong}): write it again.") from error
 
 
-def _opened(path: Path) -> Any:
-    """A safetensors file, or one sentence that names it."""
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise UnlearnError(
-            f"{path} is cut off or no safetensors file: copy it again.", code="merging.cut"
-        ) from error
-
-
-class Tensors:
+class Tensors(Mapping[str, Tensor]):
     """The tensors of one or more safetensors files, opened anew for each read."""
 
     def __init__(self, files: dict[str, Path]):
@@ -54,21 +43,20 @@ class Tensors:
 
     @classmethod
     def of_file(cls, path: Path) -> Tensors:
-        with _opened(path) as handle:
-            return cls(dict.fromkeys(handle.keys(), path))
+        return cls(dict.fromkeys(sorted(_names(path)), path))
 
     @classmethod
     def of_folder(cls, folder: Path) -> Tensors:
         """Of every file of a model or adapter."""
         files = sorted(folder.glob("*.safetensors"))
-        return cls({name: file for file in files for name in cls.of_file(file)})
+        return cls({name: file for file in files for name in sorted(_names(file))})
 
     @classmethod
     def of_checkpoint(cls, folder: Path) -> Tensors:
-        index = folder / "model.safetensors.index.json"
+        index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if not index.exists():
-            if (folder / "model.safetensors").exists():
-                return cls.of_file(folder / "model.safetensors")
+            if whole.exists():
+                return cls.of_file(whole)
             raise UnlearnError(
                 f"{folder} holds no model.safetensors: save the model with save_pretrained, or "
                 "give the folder that `axolotl train` or `axolotl merge-lora` wrote."
@@ -77,9 +65,8 @@ class Tensors:
         for file in sorted(set(weight_map.values())):
             if not (folder / file).exists():
                 raise UnlearnError(f"{folder} lacks {file}, which its index names: copy it.")
-            with _opened(folder / file) as handle:
-                strange = {n for n, f in weight_map.items() if f == file} - {*handle.keys()}
-            if strange:
+            named = {name for name, other in weight_map.items() if other == file}
+            if strange := named - _names(folder / file):
                 raise UnlearnError(
                     f"{index} says that {file} holds {min(strange)}, which it does not: load the "
                     "model with transformers and save it again.",
@@ -87,32 +74,23 @@ class Tensors:
                 )
         return cls({name: folder / file for name, file in weight_map.items()})
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.files
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 
     def __len__(self) -> int:
         return len(self.files)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.files
+
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self.files[name], framework="pt") as handle:
             return handle.get_tensor(name)
 
-    @cached_property
-    def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Name -> (shape, dtype name) from the headers alone."""
-        layout = {}
-        for file in sorted(set(self.files.values())):
-            with safe_open(file, framework="pt") as handle:
-                for name in self.files.keys() & handle.keys():
-                    part = handle.get_slice(name)
-                    layout[name] = (tuple(part.get_shape()), part.get_dtype())
-        return layout
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.layout[name][0]
+        """From the header alone."""
+        with safe_open(self.files[name], framework="pt") as handle:
+            return tuple(handle.get_slice(name).get_shape())
 
     @cached_property
     def scan(self) -> tuple[str, str | None]:
@@ -120,14 +98,26 @@ class Tensors:
         the first tensor that holds NaN or infinity: one reading for both."""
         digest, broken = hashlib.sha256(), None
         for name in sorted(self):
-            shape, dtype = self.layout[name]
-            digest.update(f"{name}|{shape}|{dtype}|".encode())
-            flat = self[name].contiguous().flatten()
+            with safe_open(self.files[name], framework="pt") as handle:
+                dtype, tensor = handle.get_slice(name).get_dtype(), handle.get_tensor(name)
+            digest.update(f"{name}|{tuple(tensor.shape)}|{dtype}|".encode())
+            flat = tensor.contiguous().flatten()
             if flat.numel():
                 digest.update(memoryview(flat.view(torch.uint8).numpy()))
             if broken is None and not all_finite(flat):
                 broken = name
         return digest.hexdigest(), broken
+
+
+def _names(path: Path) -> set[str]:
+    """Of the tensors of a safetensors file, or one sentence that names it."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return {*handle.keys()}
+    except SafetensorError as error:
+        raise UnlearnError(
+            f"{path} is cut off or no safetensors file: copy it again.", code="merging.cut"
+        ) from error
 
 
 def all_finite(flat: torch.Tensor) -> bool:
@@ -150,15 +140,11 @@ class Model:
     def config(self) -> dict:
         return read_json(self.path / "config.json")
 
-    @property
-    def fingerprint(self) -> str:
-        return self.tensors.scan[0]
-
     @cached_property
     def tensors(self) -> Tensors:
         """All weights; a head that is tied to the embeddings is one weight, stored or not."""
         tensors = Tensors.of_checkpoint(self.path)
-        if HEAD not in tensors or not self.tied:
+        if HEAD not in tensors or not self._tied:
             return tensors
         twins = [n for n in tensors if n != HEAD and tensors.shape(n) == tensors.shape(HEAD)]
         if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
@@ -170,23 +156,23 @@ class Model:
         return Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
 
     @property
-    def tied(self) -> bool:
+    def _tied(self) -> bool:
         """Whether the head is the embedding matrix; some families leave it out of config.json."""
-        if "tie_word_embeddings" in self.config:
-            return bool(self.config["tie_word_embeddings"])
         from transformers import AutoConfig
 
+        if (said := self.config.get("tie_word_embeddings")) is not None:
+            return bool(said)
         try:
-            config = AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-            return bool(getattr(config, "tie_word_embeddings", False))
+            config: Any = AutoConfig.from_pretrained(self.path, trust_remote_code=False)
         except (ValueError, KeyError, OSError):  # an architecture of its own code
             return False
+        return bool(getattr(config, "tie_word_embeddings", False))
 
 
 def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None = None) -> Path:
     """Write which base an adapter or model was trained from, by content, into its folder; of a
     model with a merged adapter also that. The check of a recipe compares it strictly."""
-    content = {"base": str(base), "sha256": Model(Path(base)).fingerprint}
+    content = {"base": str(base), "sha256": Model(Path(base)).tensors.scan[0]}
     if adapter is not None:
         known = Tensors.of_file(Path(adapter) / "adapter_model.safetensors").scan[0]
         content |= {"adapter": str(adapter), "adapter_sha256": known}

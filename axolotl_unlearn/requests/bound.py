@@ -2,7 +2,7 @@
 
 `request new` writes them down. They are compared when a training starts and when its model is
 handed over, so that nothing can be changed in between; the record has those of what was really
-read, with which a third party can repeat the training (`axolotl_unlearn.requests.repeat`).
+read, with which a third party can repeat the training (`axolotl_unlearn.requests.ways.retrain`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.models import cached_on_hub
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.request import Request, digest
-from axolotl_unlearn.requests.statement import canonical
+from axolotl_unlearn.requests.request import digest
 from axolotl_unlearn.store import versions
 
 #: Of the environment, what may change the order of sums.
@@ -31,19 +31,19 @@ NAMES = {
     "config": "the config",
     "versions": "a package",
 }
+#: All but the rows, which take longer to read.
+QUICK = ("base", "config", "versions")
 
 
-def facts(config: Mapping[str, Any], parts: tuple[rows_of.Parts, rows_of.Parts]) -> dict[str, Any]:
-    """``base``, ``rows``, ``config``, ``seed`` and ``versions``.
-
-    Args:
-        parts: Rows that are trained on and rows that are tested on, by entry.
-    """
+def facts(config: Mapping[str, Any], sides: rows_of.Sides | None = None) -> dict[str, Any]:
+    """``base``, ``rows`` if they are given, ``config``, ``seed`` and ``versions``."""
     settings = rows_of.settings(config)
+    types = [rows_of.row_types(rows_of.entries(config, k)) for k in ("datasets", "test_datasets")]
+    text = json.dumps([settings, types], sort_keys=True, default=str)
     return {
         "base": base(str(config["base_model"]), config.get("revision_of_model")),
-        "rows": of_rows(*parts),
-        "config": hashlib.sha256(canonical(_plain([settings, _types(config)]))).hexdigest(),
+        "rows": sides and of_rows(sides),
+        "config": hashlib.sha256(text.encode()).hexdigest(),
         "seed": settings["seed"],
         "versions": installed(),
     }
@@ -54,32 +54,33 @@ def installed() -> dict[str, str]:
     return {"python": platform.python_version(), **versions()}
 
 
-def known(request: Request) -> dict[str, Any]:
-    """What `request new` has written down.
-
-    Raises:
-        UnlearnError: Nothing; an earlier version made the request.
-    """
-    if (found := request.facts.get("bound")) is None:
-        raise UnlearnError(
-            f"{request.folder} was made by an earlier version, which did not write down what its "
-            "training stands on; make the request again.",
-            code="requests.not-bound",
-        )
-    return found
-
-
-def require(known: Mapping[str, Any], now: Mapping[str, Any], where: str, parts: str = "") -> None:
+def require(
+    known: Mapping[str, Any] | None,
+    now: Mapping[str, Any],
+    where: Any,
+    parts: Iterable[str] = NAMES,
+) -> None:
     """
     Args:
-        parts: Those that are compared, of `NAMES`; default all.
+        known: What `request new` has written down.
+        parts: Those that are compared, of `NAMES`.
 
     Raises:
-        UnlearnError: The first that differs, by its name.
+        UnlearnError: The first that differs, by its name; or nothing was written down.
     """
-    for part in parts.split() or NAMES:
-        if known.get(part) != now.get(part):
-            said = ", ".join(_differences(known.get(part), now.get(part)))
+    if known is None:
+        raise UnlearnError(
+            f"{where} was made by an earlier version, which did not write down what its training "
+            "stands on; make the request again.",
+            code="requests.not-bound",
+        )
+    for part in parts:
+        before, after = known.get(part), now.get(part)
+        if before != after:
+            said = "its digest differs"
+            if isinstance(before, Mapping) and isinstance(after, Mapping):
+                keys = sorted({*before, *after})
+                said = ", ".join(key for key in keys if before.get(key) != after.get(key))
             raise UnlearnError(
                 f"{where}: {NAMES[part]} is not what `request new` read ({said}); put it back, or "
                 "make the request again.",
@@ -87,68 +88,37 @@ def require(known: Mapping[str, Any], now: Mapping[str, Any], where: str, parts:
             )
 
 
-def _differences(known: Any, now: Any) -> Iterable[str]:
-    if isinstance(known, Mapping) and isinstance(now, Mapping):
-        for name in sorted({*known, *now}):
-            if known.get(name) != now.get(name):
-                yield str(name)
-    else:
-        yield "its digest differs"
-
-
 def base(name: str, revision: str | None = None) -> dict[str, Any]:
     """Digests of a model's weights, config and tokenizer; of one on the hub, of its copy in the
     cache, with the revision that it is of."""
-    folder = Path(name)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError
-
-        try:  # nothing is fetched here
-            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-            revision = folder.name
-        except (HFValidationError, OSError, ValueError):
-            pass
+    folder, here = Path(name), Path(name).is_dir()
+    if not here and (cached := cached_on_hub(name, revision)):
+        folder, revision = cached, cached.name
     found = {
         path.name: digest(path)
         for pattern in ("*.safetensors", "*.bin", "*.json", "tokenizer.model", "*.jinja", "*.py")
         for path in sorted(folder.glob(pattern))
         if path.is_file() and path.name not in ("trainer_state.json", "training_args.bin")
     }
-    return {"name": folder.name if Path(name).is_dir() else name, "revision": revision, **found}
+    return {"name": folder.name if here else name, "revision": revision, **found}
 
 
-def of_rows(train: rows_of.Parts, test: rows_of.Parts) -> dict[str, Any]:
+def of_rows(sides: rows_of.Sides) -> dict[str, Any]:
     """SHA-256 over the rows in their order, with the number of their entry; and how many."""
-    digests = {}
-    for name, parts in (("train", train), ("test", test)):
+    digests: dict[str, Any] = {}
+    for side, parts in sides.items():
         sha = hashlib.sha256()
         for number, part in enumerate(parts):
             for row in part:
                 text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
                 sha.update(f"{number} {text}\n".encode("utf-8", "surrogatepass"))
-        digests[name] = sha.hexdigest()
-    return digests | {"count": sum(map(len, train)), "tested": sum(map(len, test))}
+        digests[side] = sha.hexdigest()
+    counts = {"count": sides["train"], "tested": sides["test"]}
+    return digests | {name: sum(map(len, parts)) for name, parts in counts.items()}
 
 
 def environment(threads: int, processes: int) -> dict[str, Any]:
     """Of a training: what else decides its last bit."""
-    number = str(threads)
-    set_ = {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
     given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    return {
-        "threads": threads,
-        "processes": processes,
-        "device": hardware(),
-        "environment": given | set_,
-    }
-
-
-def _types(config: Mapping[str, Any]) -> list[Any]:
-    """How rows are read, without where they are."""
-    keys = ("datasets", "test_datasets")
-    return [rows_of.row_types(rows_of.entries(config, key)) for key in keys]
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, sort_keys=True, default=str))
+    given |= dict.fromkeys(ENVIRONMENT[:2], str(threads))
+    return {"threads": threads, "processes": processes, "device": hardware(), "environment": given}

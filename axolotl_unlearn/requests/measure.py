@@ -71,7 +71,6 @@ def _base(request: Request) -> Iterator[str]:
 
 def attack(request: Request, model: str) -> None:
     """Round the weights, train a little on retained rows, ask differently."""
-
     from axolotl_unlearn.attacks.prompt import prompt_attack
     from axolotl_unlearn.attacks.quantise import quantise_attack
     from axolotl_unlearn.attacks.relearn import relearn_attack
@@ -81,23 +80,17 @@ def attack(request: Request, model: str) -> None:
 
     data, store = request.path("eval-data"), Store(request.path("work", "scores"))
     asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
-    subject, control = make_subjects(
-        model,
-        asked,
-        teacher_of(request),
-        join="",
-        max_new_tokens=ANSWER_TOKENS,
-        device=device_name(),
-        quiet=True,
-    )
+    how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
+    subject, control = make_subjects(model, asked, teacher_of(request), **how)
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
-    for result, curves in (
-        quantise_attack(subject, store, control=control, **ATTACKS["quantise"]),
-        relearn_attack(
-            subject, store, trained, asked, source="retain", control=control, **ATTACKS["relearn"]
-        ),
-        prompt_attack(subject, store, control=control, **ATTACKS["prompt"]),
+    for made, rows in (
+        (quantise_attack, ()),
+        (relearn_attack, (trained, asked)),
+        (prompt_attack, ()),
     ):
+        name = made.__name__.removesuffix("_attack")
+        more = ATTACKS[name] | ({"source": "retain"} if rows else {})
+        result, curves = made(subject, store, *rows, control=control, **more)
         save(request.path("attacks"), {**result, "data_dir": str(data)}, curves)
 
 

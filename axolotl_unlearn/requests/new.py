@@ -68,6 +68,17 @@ MODELS = 3
 #: share of the fine-tuning's learning rate.
 LOST, SAID, RATE = 0.1, 0.05, 0.5
 
+#: Of the forgetting run, whatever the config says.
+FORGETTING = {
+    "gradient_accumulation_steps": 1,
+    "lr_scheduler": "linear",
+    "warmup_ratio": 0.1,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "logging_steps": 10,
+}
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 
 
@@ -126,7 +137,8 @@ def new_request(
             "its ends; give another."
         )
     speaking([out.name, *(one.name for one in options.subjects)], wanted)
-    accepted = Ledger(out.parent).accepted()
+    ledger = Ledger(out.parent)
+    accepted = ledger.accepted()
     before = model_before(config, config_path, out.parent, options.model)
     folder = Path(before["adapter"] or before["model"])
     check_room(out, MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
@@ -161,54 +173,53 @@ def new_request(
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
-    parts = {"forget": forget, "tested": tested, "retain": retain}
-    parts |= {"heldout": level, "judge": judge}
+    parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
     documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
-    files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
+    counts = {name: len(rows) for name, rows in parts.items()}
+    hints = {row for rows in offered.hints.values() for row in rows}
+    facts = {
+        "schema": SCHEMA,
+        "id": out.name,
+        "created": now(),
+        "config": {"path": str(config_path), "digest": digest(config_path)},
+        "base": str(config["base_model"]),
+        "adapter": before["adapter"] is not None,
+        "before": before,
+        "chosen": {
+            "other_forms": len(named.other_forms),
+            "near": len(offered.near),
+            "mentions": len(mentioned),
+            "hints": len(hints),
+            "taken_of_these": len(more),
+        },
+        "counts": counts | {"documents": len(documents), "trained": len(trained.rows)},
+        "digests": {"prepared": trained.digest},
+        "bound": bound.facts(config, remaining(config_path, config, trained.learned)),
+        "root": os.path.relpath(Path.cwd(), out),
+        "after_request": accepted[-1]["request"] if accepted else None,
+        "limits": [*trained.limits, *limits],
+    }
     try:
         private_folder(out)
-        for name, path in files.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
-            rows = [{"id": r.id, "dataset": r.entry, "row": r.row} for r in parts[name]]
-            write_lines(path, rows)
+        for name, rows in parts.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
+            if rows:
+                path = out / "data" / f"{name}.jsonl"
+                write_lines(path, [{"id": r.id, "dataset": r.entry, "row": r.row} for r in rows])
+                facts["digests"][name] = digest(path)
         write_private(out / "finetune.yml", config_path.read_bytes())
         if whose:
             write_json(out / SUBJECTS, whose)
-        facts = {
-            "schema": SCHEMA,
-            "id": out.name,
-            "created": now(),
-            "config": {"path": str(config_path), "digest": digest(config_path)},
-            "base": str(config["base_model"]),
-            "adapter": before["adapter"] is not None,
-            "before": before,
-            "chosen": {
-                "how": wanted.keyed(Ledger(out.parent).keyed),
-                "other_forms": len(named.other_forms),
-                "near": len(offered.near),
-                "mentions": len(mentioned),
-                "hints": len({row for rows in offered.hints.values() for row in rows}),
-                "taken_of_these": len(more),
-            },
-            "counts": {name: len(rows) for name, rows in parts.items()}
-            | {"documents": len(documents), "trained": len(trained.rows)},
-            "digests": {name: digest(path) for name, path in files.items()}
-            | {"prepared": trained.digest},
-            "bound": bound.facts(config, remaining(config_path, config, trained.learned)),
-            "root": os.path.relpath(Path.cwd(), out),
-            "after_request": accepted[-1]["request"] if accepted else None,
-            "limits": [*trained.limits, *limits],
-        }
         reasons = [{"id": row, "reasons": why} for row, why in offered.reasons.items()]
         frequent = list(offered.frequent.values())
         write_json(out / "offered.json", {"rows": reasons, "frequent": frequent})
         if offered.passages:  # texts of rows, which go with the rows
             write_json(out / "data" / "offered.json", offered.passages)
-        for name, made in (
-            ("teacher", teacher_config(config, retain, trained.types, out, len(trained.rows))),
-            ("forget", forget_config(config, facts, trained.types, out, options)),
-        ):
-            write_yaml(out / f"{name}.yml", "Written by `axolotl-unlearn request new`.", made)
+        head, types = "Written by `axolotl-unlearn request new`.", trained.types
+        teacher = teacher_config(config, retain, types, out, len(trained.rows))
+        write_yaml(out / "teacher.yml", head, teacher)
+        write_yaml(out / "forget.yml", head, forget_config(config, facts, types, out, options))
         write_evaluation(out, seed)
+        facts["chosen"]["how"] = wanted.keyed(ledger.keyed)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
@@ -231,17 +242,14 @@ def model_before(
     current = Ledger(requests).current()
     path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
     base = str(config["base_model"])
-    if not path.is_dir():
+    if not path.is_dir() or not any(path.glob("*.safetensors")):
+        wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
         raise UnlearnError(
-            f"{config_path}: the model {path} is not there; train it with `axolotl train "
-            f"{config_path}`, or name it with --model."
+            f"{config_path}: the model {path} {wrong}; train it with `axolotl train "
+            f"{config_path}`, or name it with --model.",
+            code="requests.no-model-before",
         )
     spec = parse_models([str(path)])[0]
-    if not any(path.glob("*.safetensors")):
-        raise UnlearnError(
-            f"{config_path}: {path} has no weights (*.safetensors); train the model first, or name "
-            "it with --model."
-        )
     if spec.adapter is None:
         return {"model": str(path), "adapter": None}
     there = Path(spec.model).exists() and Path(base).exists()
@@ -249,7 +257,8 @@ def model_before(
     if not same:
         raise UnlearnError(
             f"{path} is an adapter of {spec.model}, but `base_model` of {config_path} is {base}; "
-            "give the config that made it."
+            "give the config that made it.",
+            code="requests.adapter-of-another",
         )
     return {"model": base, "adapter": str(path)}
 
@@ -370,17 +379,16 @@ def forget_config(
 
     At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
-    made = _derived(config, out)
     refused = [group["options"] for group in axolotl_options.TABLE["refused"]]
     # Steps of pairs are packed by themselves.
-    dropped = {"sample_packing", "eval_sample_packing", "batch_flattening"}.union(*refused)
-    made = {key: value for key, value in made.items() if key not in dropped}
+    packing = {"sample_packing", "eval_sample_packing", "batch_flattening"}
+    dropped = packing.union({"warmup_steps"}, *refused)
+    made = {key: value for key, value in _derived(config, out).items() if key not in dropped}
     before, adapter = facts["before"], facts["before"]["adapter"]
     if adapter is None:
         lora = ("adapter", "lora_", "peft", "load_in_4bit", "load_in_8bit", "loraplus")
         made = {key: value for key, value in made.items() if not key.startswith(lora)}
-    teacher = str(out / "work" / "teacher")
-    reference = {"adapter": teacher} if config.get("adapter") else {"model": teacher}
+    reference = {"adapter" if config.get("adapter") else "model": str(out / "work" / "teacher")}
     if config.get("adapter") and adapter is None:  # merged since: the teacher has its own base
         reference["model"] = str(config["base_model"])
     retain = [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}]
@@ -390,18 +398,11 @@ def forget_config(
         "data": {"rows": [dict(kind) for kind in types]},
     }
     if facts["counts"]["heldout"]:
-        block |= {
-            "preset": "never-seen",
-            "teacher": reference,
-            "heldout": str(out / "data" / "heldout.jsonl"),
-            "level": {
-                "per_document": True,
-                "retain": LOST,
-                "said": SAID,
-                "every": max(1, min(30, options.steps // 5)),
-                **({"minutes": options.minutes} if options.minutes else {}),
-            },
-        }
+        level = {"per_document": True, "retain": LOST, "said": SAID}
+        level["every"] = max(1, min(30, options.steps // 5))
+        level |= {"minutes": options.minutes} if options.minutes else {}
+        block |= {"preset": "never-seen", "teacher": reference, "level": level}
+        block["heldout"] = str(out / "data" / "heldout.jsonl")
     else:
         block["forget"] = [{"objective": o, "reference": reference} for o in ("match", "nckd")]
         block["pairing"] = {"retain_per_forget": 2}
@@ -419,18 +420,9 @@ def forget_config(
         "num_epochs": -(-options.steps * batch // facts["counts"]["forget"]),
         "max_steps": options.steps,
         "micro_batch_size": batch,
-        "gradient_accumulation_steps": 1,
-        "lr_scheduler": "linear",
-        "warmup_ratio": 0.1,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.98,
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "logging_steps": 10,
+        **FORGETTING,
     }
-    made.pop("warmup_steps", None)
-    if adapter:
-        made["lora_model_dir"] = adapter
+    made |= {"lora_model_dir": adapter} if adapter else {}
     rate = options.learning_rate or RATE * float(config.get("learning_rate") or 0)
     return made | ({"learning_rate": rate} if rate else {})
 

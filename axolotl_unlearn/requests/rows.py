@@ -4,6 +4,7 @@ token rows of a request."""
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,11 +35,18 @@ TRACKERS = ("wandb_", "mlflow_", "comet_", "trackio_")
 #: With one of these, checkpoints decide which weights a run ends with.
 CHECKPOINTED = ("load_best_model_at_end", "early_stopping_patience")
 SAVES = ("save_steps", "saves_per_epoch", "save_strategy", "save_total_limit")
+#: What is not claimed of a model.
+UNCHECKED = "that the data files are those of the training run was not checked"
+REJECTED = (
+    "the chosen answers are forgotten and tested; the rejected ones were made less likely by the "
+    "training, and whether that shows was not tested"
+)
 #: Of a config that names none; the Trainer's own default.
 SEED = 42
 
-#: Rows by entry of a config.
+#: Rows by entry of a config; those that it trains on ("train") and those that it tests on ("test").
 Parts = list[list[dict[str, Any]]]
+Sides = dict[str, Parts]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -156,46 +164,31 @@ def trained_rows(path: Path) -> Trained:
         UnlearnError: The config or its data, or data that have changed since the run.
     """
     config = read_config(path)
-    every = every_row(config)
-    rows, given = once(every), entries(config)
-    limits: list[str] = []
-    heldout: list[Source] = []
-    if config.get("test_datasets"):
+    every, given = every_row(config), entries(config)
+    rows, heldout = once(every), []
+    if tested := entries(config, "test_datasets"):
         learned = {one.id for one in rows}
-        heldout = [
-            replace(one, entry=one.entry + len(given))
-            for one in once(every_row(config, "test_datasets"))
-            if one.id not in learned
-        ]
-        given = given + entries(config, "test_datasets")
-    types = row_types(given)
+        others = [one for one in once(every_row(config, "test_datasets")) if one.id not in learned]
+        heldout = [replace(one, entry=one.entry + len(given)) for one in others]
+    types = row_types(given + tested)
     if config.get("rl") or config.get("pretraining_dataset"):
-        limits.append(
-            "that the data files are those of the training run was not checked: such runs leave no "
-            "prepared rows"
-        )
-        if config.get("rl"):
-            limits.append(
-                "the chosen answers are forgotten and tested; the rejected ones were made less "
-                "likely by the training, and whether that shows was not tested"
-            )
         if config.get("val_set_size"):
             raise UnlearnError(
                 f"{path}: `val_set_size` with `rl` or `pretraining_dataset`: which rows were held "
                 "out cannot be told; name them in `test_datasets`."
             )
+        limits = [
+            f"{UNCHECKED}: such runs leave no prepared rows",
+            *([REJECTED] if config.get("rl") else []),
+        ]
         return Trained(rows, heldout, [True] * len(every), types, "", limits)
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
     for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
         keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
     train, test, kept = _prepared(cfg, tokenizer)
-    if kept is None:
-        limits.append(
-            "the prepared rows of the training run are gone, so that the data files are unchanged "
-            "since then was not checked"
-        )
-    elif strange := len({*train, *test} ^ {key for own in keys.values() for key in own}):
+    strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
+    if kept and strange:
         raise UnlearnError(
             f"{path}: {strange} prepared rows of the run that made the model ({kept}) differ from "
             "what the data files say now, so the model was made from other data; give the data of "
@@ -210,11 +203,12 @@ def trained_rows(path: Path) -> Trained:
         learned.append(not own or any(train[key] > 0 for key in own))
         if learned[-1] and not cfg.dataset_exact_deduplication:
             train.subtract(own)
-    if not config.get("test_datasets"):
+    if not tested:
         rows = once(every[number] for number in keys if learned[number])
         known = {one.id for one in rows}
-        heldout = [one for one in once(every[n] for n in keys if not learned[n])
-                   if one.id not in known]  # fmt: skip
+        held = once(every[number] for number in keys if not learned[number])
+        heldout = [one for one in held if one.id not in known]
+    limits = [] if kept else [f"{UNCHECKED}: its prepared rows are gone"]
     return Trained(rows, heldout, learned, types, digest, limits)
 
 
@@ -284,7 +278,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def remaining(
     path: Path, config: Mapping[str, Any], learned: Sequence[bool] | None = None
-) -> tuple[Parts, Parts]:
+) -> Sides:
     """The rows that a config trains on and those that it tests on.
 
     Rows stand in their order and as often as in the user's files. A validation split is kept as it
@@ -298,74 +292,81 @@ def remaining(
     Raises:
         UnlearnError: Data that cannot be read.
     """
-    rows = [_rows_of(one, f"datasets[{n}]") for n, one in enumerate(entries(config))]
-    tested = enumerate(entries(config, "test_datasets"))
-    test = [_rows_of(one, f"test_datasets[{n}]") for n, one in tested]
+    rows, test = (
+        [_rows_of(one, f"{key}[{n}]") for n, one in enumerate(entries(config, key))]
+        for key in ("datasets", "test_datasets")
+    )
     if config.get("val_set_size"):
-        inside_ = iter(trained_rows(path).learned if learned is None else learned)
-        sides = [[(row, next(inside_)) for row in part] for part in rows]
-        test = [[row for row, inside in part if not inside] for part in sides] + test
-        rows = [[row for row, inside in part if inside] for part in sides]
-    return rows, test
+        told = iter(trained_rows(path).learned if learned is None else learned)
+        split = [[(row, next(told)) for row in part] for part in rows]
+        rows, held = (
+            [[r for r, t in part if t is side] for part in split] for side in (True, False)
+        )
+        test = held + test
+    return {"train": rows, "test": test}
 
 
-def without(parts: Parts, gone: Collection[str]) -> Parts:
+def without(sides: Sides, gone: Collection[str]) -> Sides:
     """The rows that have none of these ids, by content."""
-    return [[row for row in part if row_id(row) not in gone] for part in parts]
+    return {
+        side: [[row for row in part if row_id(row) not in gone] for part in parts]
+        for side, parts in sides.items()
+    }
 
 
-def ids(parts: Parts) -> set[str]:
-    return {row_id(row) for part in parts for row in part}
+def flat(sides: Sides) -> list[dict[str, Any]]:
+    return [row for parts in sides.values() for part in parts for row in part]
 
 
-def write_parts(folder: Path, name: str, parts: Parts) -> list[tuple[int, Path]]:
-    """Write ``NAME-NUMBER.jsonl`` of each entry that has rows; see `files_of`."""
-    for number, part in enumerate(parts):
-        path = folder / f"{name}-{number}.jsonl"
-        write_lines(path, part) if part else path.unlink(missing_ok=True)
-    return files_of(folder, name)
+def write_sides(folder: Path, sides: Sides) -> None:
+    """Write ``train-NUMBER.jsonl`` and ``test-NUMBER.jsonl`` of each entry that has rows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for side, parts in sides.items():
+        for number, part in enumerate(parts):
+            if part:
+                write_lines(folder / f"{side}-{number}.jsonl", part)
 
 
-def files_of(folder: Path, name: str) -> list[tuple[int, Path]]:
-    """(entry, file) of what `write_parts` wrote."""
-    return sorted((int(p.stem.rpartition("-")[2]), p) for p in folder.glob(f"{name}-*.jsonl"))
+def _files(folder: Path, side: str) -> dict[int, Path]:
+    found = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{side}-*.jsonl")}
+    return dict(sorted(found.items()))
 
 
-def read_parts(folder: Path, name: str) -> Parts:
-    """What `write_parts` wrote."""
-    files = dict(files_of(folder, name))
-    return [
-        [dict(row) for _, row in read_rows(files[number])] if number in files else []
-        for number in range(max(files, default=-1) + 1)
-    ]
+def read_sides(folder: Path) -> Sides:
+    """What `write_sides` wrote."""
+    sides = {}
+    for side in ("train", "test"):
+        files = _files(folder, side)
+        rows = {number: [dict(row) for _, row in read_rows(path)] for number, path in files.items()}
+        sides[side] = [rows.get(number, []) for number in range(max(files, default=-1) + 1)]
+    return sides
 
 
-def training(
-    config: Mapping[str, Any],
-    files: Iterable[tuple[int, Path]],
-    tests: Iterable[tuple[int, Path]],
-    out: Path,
-    prepared: Path,
-) -> dict[str, Any]:
-    """The config with the rows of these files, each in the place of an entry's, and these places.
+def training(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with the rows in ``folder/rows``, each file in the place of an entry's; it writes
+    ``folder/model``.
 
     A validation split has one part for each entry of ``datasets``.
     """
     key = "pretraining_dataset" if config.get("pretraining_dataset") else "datasets"
-    given, held = entries(config), entries(config, "test_datasets") or entries(config)
-    made = settings(config)
-    for name, those, parts in ((key, given, files), ("test_datasets", held, tests)):
-        if there := [_dataset(those[n], file, test=name != key) for n, file in parts]:
-            made[name] = there
-    return made | {"output_dir": str(out), "dataset_prepared_path": str(prepared)}
+    given, made = entries(config), settings(config)
+    for side, name, those in (
+        ("train", key, given),
+        ("test", "test_datasets", entries(config, "test_datasets") or given),
+    ):
+        if files := _files(folder / "rows", side):
+            made[name] = [_dataset(those[n], file, side) for n, file in files.items()]
+    places = {"output_dir": "model", "dataset_prepared_path": "prepared"}
+    return made | {key: str(folder / name) for key, name in places.items()}
 
 
-def _dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dict[str, Any]:
+def _dataset(entry: Mapping[str, Any], file: Path, side: str) -> dict[str, Any]:
     """An entry of ``datasets`` that reads these rows in place of its own."""
     kept = {key: value for key, value in entry.items() if key not in (*PLACE, "rl")}
     if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
         return {"path": "json", "data_files": str(file), "split": "train", **kept}
-    split = {"split": "train"} if test or entry.get("rl") or entry.get("split") else {}
+    needs = side == "test" or entry.get("rl") or entry.get("split")
+    split = {"split": "train"} if needs else {}
     return {"path": str(file), "ds_type": "json", **split, **kept}
 
 
@@ -379,10 +380,10 @@ def forgotten(request: Request) -> set[str]:
     return {row["id"] for path in files for row in read_json_lines(path)}
 
 
-def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
+def deleted(request: Request, sides: Sides) -> set[str]:
     """Ids of what this request deletes, and of those of the rows that an earlier one did."""
-    sources = [Source(row_id(row), row) for row in rows]
-    return forgotten(request) | deleted_rows(request.folder.parent, sources)
+    rows = [Source(row_id(row), row) for row in flat(sides)]
+    return forgotten(request) | deleted_rows(request.folder.parent, rows)
 
 
 def deleted_rows(

@@ -146,9 +146,8 @@ def check(request: Request) -> None:
             raise UnlearnError(
                 f"{path} was changed or removed since `request new`; make the request again."
             )
-    config = read_config(request.path("finetune.yml"))
-    now = bound.facts(config, ([], []))
-    bound.require(bound.known(request), now, str(request.folder), "base config versions")
+    now = bound.facts(read_config(request.path("finetune.yml")))
+    bound.require(request.facts.get("bound"), now, request.folder, bound.QUICK)
     before = request.facts["before"]
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):

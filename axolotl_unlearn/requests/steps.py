@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-import yaml
 from rich.console import Console
 
+from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import cores
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
@@ -36,12 +36,10 @@ ENVIRONMENT = {
     # Each worker of `datasets` imports Axolotl again (10 s); a request has some thousand rows.
     "AXOLOTL_DATASET_NUM_PROC": "0",
 }
-LOG_LINES = 15
-#: How often a training says how far it is.
-SAY_SECONDS = 15.0
-_NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
-#: What the Trainer logs of a step: how many passes are done.
-_EPOCH = re.compile(r"\{'loss': .*'epoch': '?([\d.]+)'?\}")
+#: Of a log that a fault shows, without progress bars.
+LOG_LINES, _NOISE = 15, re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
+#: How often a training says how far it is, and what the Trainer logs of a step.
+SAY_SECONDS, _EPOCH = 15.0, re.compile(r"\{'loss': .*'epoch': '?([\d.]+)'?\}")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -78,7 +76,7 @@ class Steps:
     console: Console = field(default_factory=Console)
     processes: int = 1
     key: str = ""
-    _now: tuple[str, float] = ("", 0.0)
+    _title: str = ""
 
     @contextmanager
     def step(
@@ -94,18 +92,18 @@ class Steps:
         there. It counts as done when the block ends without an error."""
         contents = [[path.name, file_digest(path)] for path in inputs]
         self.key = content_key(name, settings, contents, versions(), self.key)
-        stamps = Store(self.folder / "stamps")
+        stamps, self._title = Store(self.folder / "stamps"), title
         stamp = stamps.get(name)
         if stamp and stamp["key"] == self.key and (output is None or output.exists()):
-            self._say(f"{title}: unchanged, kept from an earlier run")
+            self._say("unchanged, kept from an earlier run")
             yield False
             return
         stamps.put(name, {"key": None})
-        self._say(f"{title}: started")
-        self._now = title, time.monotonic()
+        self._say("started")
+        began = time.monotonic()
         yield True
-        seconds = round(time.monotonic() - self._now[1], 1)
-        self._say(f"{title}: done ({seconds:.0f} s)")
+        seconds = round(time.monotonic() - began, 1)
+        self._say(f"done ({seconds:.0f} s)")
         stamps.put(name, {"key": self.key, "seconds": seconds})
 
     def command(self, name: str, words: Sequence[str], passes: float = 0.0) -> None:
@@ -117,7 +115,10 @@ class Steps:
         Raises:
             UnlearnError: It failed; the sentence ends with the last lines of the log.
         """
-        number = str(self.threads)
+        environment = {**os.environ, **ENVIRONMENT, **self.environment}
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+        # `torchrun` is looked for by Axolotl, also where no environment is activated.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with self.log(name) as file:
             log = Path(file.name)
             print("$", *words, file=file, flush=True)
@@ -126,10 +127,7 @@ class Steps:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, **self.environment}
-                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
-                # `torchrun` is looked for by Axolotl, also where no environment is activated.
-                | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+                env=environment,
                 pass_fds=[self.lock],
                 preexec_fn=end_with_parent,
             )
@@ -138,21 +136,23 @@ class Steps:
             process.wait()
             ended.set()
         if process.returncode:
+            lines = log.read_text("utf-8", errors="replace").replace("\r", "\n").split("\n")
+            end = "\n".join([line for line in lines if not _NOISE.search(line)][-LOG_LINES:])
             raise UnlearnError(
                 f"`{' '.join(words)}` ended with exit code {process.returncode}; the log {log} "
-                f"ends with:\n{last_lines(log)}",
+                f"ends with:\n{end}",
                 code="requests.command-failed",
             )
 
     def _tell(self, log: Path, passes: float, ended: threading.Event) -> None:
         """How far a training is, and about how many seconds are left, from its log."""
-        said, (title, began) = "", self._now
+        said, began = "", time.monotonic()
         while not ended.wait(SAY_SECONDS):
             epochs = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
             if epochs and epochs[-1] != said and 0 < float(epochs[-1]) <= passes:
                 said = epochs[-1]
                 left = (time.monotonic() - began) * (passes / float(said) - 1)
-                self._say(f"{title}: pass {said} of {passes:g}, about {left:.0f} s left")
+                self._say(f"pass {said} of {passes:g}, about {left:.0f} s left")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:
@@ -173,8 +173,7 @@ class Steps:
         if self.processes > 1:
             launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]
         words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
-        passes = float(yaml.safe_load(config.read_text("utf-8")).get("num_epochs") or 1)
-        self.command(name, words, passes)
+        self.command(name, words, float(read_config(config).get("num_epochs") or 1))
         if not any(out.glob("*.safetensors")):
             raise UnlearnError(
                 f"the run wrote no weights to {out}; see its log.", code="requests.no-weights"
@@ -183,14 +182,8 @@ class Steps:
             shutil.rmtree(path)
 
     def _say(self, line: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')} {line}"
+        line = f"{time.strftime('%H:%M:%S')} {self._title}: {line}"
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def last_lines(log: Path, count: int = LOG_LINES) -> str:
-    """The end of a log without progress bars."""
-    text = log.read_text("utf-8", errors="replace").replace("\r", "\n")
-    return "\n".join([line for line in text.split("\n") if not _NOISE.search(line)][-count:])
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from axolotl_unlearn.data.records import read_json_lines, read_rows
@@ -25,27 +26,22 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
         UnlearnError: A broken ledger, or a list that was changed.
     """
     ledger = Ledger(requests)
-    path, key = ledger.folder / LIST, ledger.key()
-    accepted = {entry["request"] for entry in ledger.accepted()}
-    if key is None or not accepted:
+    path, key, folders = ledger.folder / LIST, ledger.key(), ledger.accepted()
+    if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
     digests = set(before.digests)
-    for name in sorted(accepted):
-        data = ledger.folder / name / "data"
+    for data in sorted(ledger.folder / entry["request"] / "data" for entry in folders):
         # `erase` removes kept rows, after it has written this list: what they share is not known
         # any more, and whole rows alone are put on a list that was lost since.
         spent = not (data / "retain.jsonl").is_file()
-        mine, others = (
-            {
-                digest
-                for path in (data / f"{part}.jsonl" for part in parts)
-                for line in (read_json_lines(path) if path.is_file() else ())
-                for digest in before.digests_of(line.get("row", line), whole=spent)
-            }
-            for parts in (DELETED, ("retain", "heldout", "judge"))
-        )
-        digests |= mine - others
+
+        def of(parts: Iterable[str], data: Path = data, spent: bool = spent) -> set[str]:
+            files = [one for part in parts if (one := data / f"{part}.jsonl").is_file()]
+            rows = [line.get("row", line) for file in files for line in read_json_lines(file)]
+            return {one for row in rows for one in before.digests_of(row, whole=spent)}
+
+        digests |= of(DELETED) - of(("retain", "heldout", "judge"))
     Suppression(path, key, frozenset(digests)).write()
     return path, len(digests), len(digests - before.digests)
 

@@ -15,10 +15,8 @@ from axolotl_unlearn.requests.ways import PROOF
 EXACT = False
 SHOWS = "tested, not exact: attacks that find the rows before find them no more"
 #: It reads two retained rows beside each row to forget, and each of the three runs through a
-#: reference too: a forward above the three of a training.
-ROWS, FORWARDS = 3, 4 / 3
-#: Retained rows that a look scores (`training.level`).
-LOOKED = 100
+#: reference too: a forward above the three of a training. A look scores so many retained rows.
+ROWS, FORWARDS, LOOKED = 3, 4 / 3, 100
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -32,12 +30,9 @@ def prepare(request: Request) -> dict[str, Any]:
 
     request.path(PROOF).unlink(missing_ok=True)
     require(request)
-    teacher = str(request.path("work", "teacher"))
-    wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
-    if wrong:
-        raise UnlearnError(
-            f"{request.path('forget.yml')}: " + " ".join(wrong), code="requests.forget-config"
-        )
+    config, teacher = request.path("forget.yml"), str(request.path("work", "teacher"))
+    if wrong := [fault for fault in faults(read_config(config)) if teacher not in fault]:
+        raise UnlearnError(f"{config}: {' '.join(wrong)}", code="requests.forget-config")
     base = request.facts["before"]["model"] if request.facts["adapter"] else None
     return {"way": "match", "base": base}
 

@@ -8,6 +8,7 @@ weights, gradients and optimizer.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -69,11 +70,11 @@ def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
     Raises:
         UnlearnError: No way is open.
     """
-    open_ = {cost.way: cost for cost in costs if not cost.closed}
-    exact = [cost for way, cost in open_.items() if way_of(way).EXACT]
+    open_ = [cost for cost in costs if not cost.closed]
+    exact = [cost for cost in open_ if way_of(cost.way).EXACT]
     if fit := [cost for cost in exact if limit is None or cost.seconds <= limit]:
         return min(fit, key=lambda cost: cost.seconds).way
-    if "match" in open_:
+    if any(cost.way == "match" for cost in open_):
         return "match"
     raise UnlearnError(
         "no way is open to this request: `axolotl-unlearn request plan` says why.",
@@ -82,14 +83,14 @@ def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
 
 
 def _cost(name: str, request: Request, each: float, by: str, records: list[dict[str, Any]]) -> Cost:
+    from axolotl_unlearn.checks.estimate import memory
+    from axolotl_unlearn.config import parse_unlearn
+
     way = way_of(name)
     try:
         reads = way.reads(request)
     except UnlearnError as error:
         return Cost(name, way.SHOWS, closed=str(error))
-    from axolotl_unlearn.checks.estimate import memory
-    from axolotl_unlearn.config import parse_unlearn
-
     measured = [r["seconds"].get("measure") for r in records if r["way"]["way"] == name]
     config = read_config(request.path("finetune.yml" if way.EXACT else "forget.yml"))
     block = parse_unlearn({} if way.EXACT else config.get("unlearn") or {})
@@ -98,7 +99,7 @@ def _cost(name: str, request: Request, each: float, by: str, records: list[dict[
         way.SHOWS,
         round(sum(START + each * one for one in reads), 1),
         by,
-        next((one for one in reversed(measured) if one), None),
+        next(filter(None, reversed(measured)), None),
         memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),
         sum(reads),
     )
@@ -112,11 +113,11 @@ def whole(request: Request) -> float:
 
 def _trainings(request: Request, records: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
     """(rows read, seconds) of trainings of this base that were measured."""
-    config = read_config(request.path("finetune.yml"))
-    times = passes(config, request.facts["counts"]["trained"])
+    trained = request.facts["counts"]["trained"]
     for record in records:
         if record["way"]["way"] == "retrain" and (seconds := record["seconds"].get("retrain")):
-            yield record["way"]["rows"]["trained"] * times, seconds
+            yield record["way"]["rows"]["trained"] * whole(request) / trained, seconds
+    config = read_config(request.path("finetune.yml"))
     log = request.root / str(config.get("output_dir")) / "debug.log"
     if said := _RUNTIME.findall(log.read_text("utf-8", "replace")) if log.is_file() else ():
         yield whole(request), START + float(said[-1])
@@ -132,24 +133,20 @@ def _records(request: Request) -> Iterator[dict[str, Any]]:
 def _each(request: Request) -> float:
     """Seconds of a row, from the number of weights and the speed of a product on this machine; of
     the processor, which others may share."""
-    import math
-
     import torch
 
     from axolotl_unlearn.checks.estimate import shapes_of
 
-    device = device_name()
+    device, size, count = device_name(), 1024, 0
     clock = time.process_time if device == "cpu" else time.monotonic
     shapes = (shape for _, shape in shapes_of(Path(str(request.facts["base"]))))
     numbers = sum(map(math.prod, shapes)) or 10**9
-    size = 1024
     a = torch.ones(size, size, device=device)
     a @ a
-    began, count = clock(), 0
+    began = clock()
     while clock() - began < 0.3:
         (a @ a)[0, 0].item()
         count += 1
     speed = 2 * size**3 * count / (clock() - began)
-    config = read_config(request.path("finetune.yml"))
-    tokens = min(TOKENS, int(config.get("sequence_len") or TOKENS))
-    return 6 * numbers * tokens / (EFFICIENCY * speed)
+    length = int(read_config(request.path("finetune.yml")).get("sequence_len") or TOKENS)
+    return 6 * numbers * min(TOKENS, length) / (EFFICIENCY * speed)

@@ -9,19 +9,25 @@ the two sides. ``repeat`` trains a second time and compares the SHA-256 of the w
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Request,
     counted,
     digest,
+    held,
     weights,
     write_json,
     write_yaml,
@@ -42,41 +48,49 @@ def prepare(request: Request) -> dict[str, Any]:
             config or packages are not those of `request new`; or nothing is left to train on.
     """
     path, work = request.path("finetune.yml"), request.path("work")
-    config = rows_of.read_config(path)
-    _begins_clean(request, config)
-    every, test = rows_of.remaining(path, config)
-    now = bound.facts(config, (every, test))
-    bound.require(bound.known(request), now, str(path))
-    gone = rows_of.deleted(request, [row for part in [*every, *test] for row in part])
-    there = rows_of.ids(every) | rows_of.ids(test)
-    if missing := rows_of.forgotten(request) - there:
+    config, every, now = _unchanged(request)
+    gone = rows_of.deleted(request, every)
+    if missing := rows_of.forgotten(request).difference(map(rows_of.row_id, rows_of.flat(every))):
         raise UnlearnError(
             f"{path}: {len(missing)} rows of the request are not in the training data any more; "
             "make the request again.",
             code="requests.rows-missing",
         )
-    rows, left = rows_of.without(every, gone), rows_of.without(test, gone)
-    if not any(rows):
+    left = rows_of.without(every, gone)
+    if not any(left["train"]):
         raise UnlearnError(
             f"{path}: no row is left to train on; choose fewer.", code="requests.no-row-left"
         )
-    shutil.rmtree(work / "rows", ignore_errors=True)
-    files, tests = (
-        rows_of.write_parts(work / "rows", name, parts)
-        for name, parts in (("train", rows), ("test", left))
-    )
-    made = rows_of.training(config, files, tests, work / "model", work / "prepared")
+    rows_of.write_sides(work / "rows", left)
+    made = rows_of.training(config, work)
     write_yaml(request.path(CONFIG), "Written by `axolotl-unlearn request run`.", made)
-    trained = sum(map(len, rows))
-    removed = sum(map(len, every)) - trained
+    counts, kept = now["rows"], _read(request)
     return {
         "way": "retrain",
         "base": str(config["base_model"]) if config.get("adapter") else None,
-        "rows": {"trained": trained, "removed": removed,
-                 "removed_tested": sum(map(len, test)) - sum(map(len, left))},
-        "bound": now | {"rows": _read(request)},
+        "rows": {
+            "trained": kept["count"],
+            "removed": counts["count"] - kept["count"],
+            "removed_tested": counts["tested"] - kept["tested"],
+        },
+        "bound": now | {"rows": kept},
         "without": accepted(request),
-    }  # fmt: skip
+    }
+
+
+def _unchanged(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
+    """The config, its rows, and what they are by digest.
+
+    Raises:
+        UnlearnError: They are not those of `request new`, or the base may have read the rows.
+    """
+    path = request.path("finetune.yml")
+    config = rows_of.read_config(path)
+    _begins_clean(request, config)
+    every = rows_of.remaining(path, config)
+    now = bound.facts(config, every)
+    bound.require(request.facts.get("bound"), now, path)
+    return config, every, now
 
 
 def accepted(request: Request) -> list[str]:
@@ -86,8 +100,7 @@ def accepted(request: Request) -> list[str]:
 
 def _read(request: Request) -> dict[str, Any]:
     """Digests of the rows that the training reads, from the files that it reads."""
-    folder = request.path("work", "rows")
-    return bound.of_rows(*(rows_of.read_parts(folder, name) for name in ("train", "test")))
+    return bound.of_rows(rows_of.read_sides(request.path("work", "rows")))
 
 
 def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
@@ -95,29 +108,21 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     Raises:
         UnlearnError: What the training begins with has read the rows, or may have.
     """
-    path, base = request.path("finetune.yml"), Path(str(config["base_model"]))
-    cure = "an exact way needs the base from before the rows; use --way match"
-    if config.get("lora_model_dir"):
-        raise UnlearnError(
-            f"{path}: the training began with the adapter `lora_model_dir: "
-            f"{config['lora_model_dir']}`, which may have read the rows; {cure}.",
-            code="requests.begins-with-an-adapter",
-        )
-    if (base / ADAPTER_CONFIG).is_file():
-        raise UnlearnError(
-            f"{path}: `base_model: {base}` is an adapter, which may have read the rows; {cure}.",
-            code="requests.base-is-an-adapter",
-        )
-    if not base.is_dir():
-        return
-    before = request.facts["before"]
+    base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
     folders = [Path(before["model"])] if before["adapter"] is None else []
     folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
     own = _digests(base)
-    if own and any(own <= _digests(folder) for folder in folders):
+    if config.get("lora_model_dir"):
+        why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
+    elif (base / ADAPTER_CONFIG).is_file():
+        why, code = f"`base_model: {base}` is an adapter that may have", "base-is-an-adapter"
+    elif own and any(own <= _digests(folder) for folder in folders):
+        why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
+    if why:
         raise UnlearnError(
-            f"{path}: `base_model: {base}` is a model that has read rows of requests; {cure}.",
-            code="requests.base-has-read",
+            f"{request.path('finetune.yml')}: {why} read the rows; an exact way needs the base "
+            "from before the rows; use --way match.",
+            code=f"requests.{code}",
         )
 
 
@@ -129,11 +134,7 @@ def reads(request: Request) -> list[float]:
     """Rows of the one training, each pass counted."""
     from axolotl_unlearn.requests.ways.plan import whole
 
-    path = request.path("finetune.yml")
-    config = rows_of.read_config(path)
-    _begins_clean(request, config)
-    now = bound.facts(config, rows_of.remaining(path, config))
-    bound.require(bound.known(request), now, str(path))
+    _unchanged(request)
     counts = request.facts["counts"]
     return [whole(request) * (1 - counts["forget"] / counts["trained"])]
 
@@ -141,14 +142,12 @@ def reads(request: Request) -> list[float]:
 def make(request: Request, run: Steps, repeat: bool) -> None:
     """Train, train again to compare if asked for, and write down what was shown."""
     work, config = request.path("work"), request.path(CONFIG)
-    files = sorted(work.joinpath("rows").glob("*.jsonl"))
-    again = work / "again.yml"
+    files, again = sorted(work.joinpath("rows").glob("*.jsonl")), work / "again.yml"
     trainings = [("retrain", "train without the rows", config, work / "model")]
     if repeat:
         changed = rows_of.read_config(config) | {"output_dir": str(work / "again")}
         write_yaml(again, "The same run, to compare.", changed)
-        title = "train without the rows, once more"
-        trainings.append(("again", title, again, work / "again"))
+        trainings.append(("again", f"{trainings[0][1]}, once more", again, work / "again"))
     for name, title, path, out in trainings:
         with run.step(name, title, inputs=[config, *files], settings=run.processes) as due:
             if due:
@@ -166,12 +165,11 @@ def require(request: Request) -> None:
         UnlearnError: Base, rows, config or packages are not those that `prepare` has found; or
             another request was carried out since, whose rows are among those that are read.
     """
-    known, where = request.way["bound"], str(request.folder)
-    if request.way["without"] != accepted(request):
-        newer = ", ".join(map(repr, accepted(request)[len(request.way["without"]) :]))
+    known, newer = request.way["bound"], accepted(request)
+    if newer != (old := request.way["without"]):
         raise UnlearnError(
-            f"{request.folder}: {newer} was carried out since the rows of this training were "
-            "written, and its rows may be among them; run again.",
+            f"{request.folder}: {', '.join(map(repr, newer[len(old) :]))} was carried out since "
+            "the rows of this training were written, and its rows may be among them; run again.",
             code="requests.overtaken",
         )
     if _read(request) != known["rows"]:
@@ -180,7 +178,7 @@ def require(request: Request) -> None:
             code="requests.changed-rows",
         )
     config = rows_of.read_config(request.path("finetune.yml"))
-    bound.require(known, bound.facts(config, ([], [])), where, "base config versions")
+    bound.require(known, bound.facts(config), request.folder, bound.QUICK)
 
 
 def _prove(request: Request, run: Steps, repeat: bool) -> None:
@@ -199,9 +197,9 @@ def _prove(request: Request, run: Steps, repeat: bool) -> None:
             code="requests.not-repeatable",
         )
     shutil.rmtree(work / "again", ignore_errors=True)
-    parts = [rows_of.read_parts(work / "rows", name) for name in ("train", "test")]
-    read = [row for side in parts for part in side for row in part]
-    if there := rows_of.deleted(request, read) & {rows_of.row_id(row) for row in read}:
+    sides = rows_of.read_sides(work / "rows")
+    ids = [rows_of.row_id(row) for row in rows_of.flat(sides)]
+    if there := rows_of.deleted(request, sides).intersection(ids):
         raise UnlearnError(
             f"{work / 'rows'} has {len(there)} rows of this request or of earlier ones; remove "
             f"{work} and run again.",
@@ -210,14 +208,11 @@ def _prove(request: Request, run: Steps, repeat: bool) -> None:
     compared = "equal by SHA-256 to those of a second run" if repeat else "not compared"
     count, without = len(rows_of.forgotten(request)), request.way["without"]
     others = f" nor of {counted(len(without), 'earlier request')}" if without else ""
-    because = (
-        f"no step of the training that made this model read a deleted row: of the {len(read)} rows "
-        f"that it read or was tested on none is one of the {count} of this request{others}; it is "
-        f"a plain `axolotl train` of {CONFIG}, the config without the rows; its weights were "
-        f"{compared}"
-    )
     made = {
-        "because": because,
+        "because": f"no step of the training that made this model read a deleted row: of the "
+        f"{len(ids)} rows that it read or was tested on none is one of the {count} of this "
+        f"request{others}; it is a plain `axolotl train` of {CONFIG}, the config without the "
+        f"rows; its weights were {compared}",
         "weights": weights(work / "model"),
         "config": {"sha256": digest(config)},
         "compared": repeat,
@@ -228,3 +223,70 @@ def _prove(request: Request, run: Steps, repeat: bool) -> None:
 
 def hand_over(request: Request) -> None:
     """Nothing more."""
+
+
+# --- by a third party ----------------------------------------------------------------------------
+
+
+def repeat(
+    folder: Path, base: Path | None = None, rows: Path | None = None, console: Console | None = None
+) -> str:
+    """`request verify --repeat`: train again what the record says was trained, and compare the
+    weights; a sentence.
+
+    Args:
+        base: The base model, if not where the config says.
+        rows: Folder of the rows that were read (``train-0.jsonl``, ``test-0.jsonl``, ...); default
+            the data of the config without the rows of this request and of those before it.
+
+    Raises:
+        UnlearnError: Base, rows, config, packages or device are not those of the record; or the
+            training ends with other weights.
+    """
+    request, way = Request.load(folder), read(folder)["predicate"]["way"]
+    if way.get("way") != "retrain" or not way.get("bound"):
+        raise UnlearnError(
+            f"{folder} is no request of --way retrain whose record holds what was read, so there "
+            "is nothing to repeat.",
+            code="requests.repeat-not-exact",
+        )
+    source = request.path(CONFIG)
+    if not source.is_file() or digest(source) != way["config"]["sha256"]:
+        raise UnlearnError(
+            f"{source} is not the config of the record; restore it.", code="requests.changed-config"
+        )
+    config = rows_of.read_config(source)
+    config |= {"base_model": str(base)} if base else {}
+    if rows is not None:
+        sides = rows_of.read_sides(rows)
+    else:
+        path = request.path("finetune.yml")
+        sides = rows_of.remaining(path, rows_of.read_config(path))
+        given = [rows_of.Source(rows_of.row_id(row), row) for row in rows_of.flat(sides)]
+        gone = rows_of.deleted_rows(folder.parent, given, only=[*way["without"], request.id])
+        sides = rows_of.without(sides, gone)
+    now = bound.facts(config, sides)
+    known = way["bound"] | {"base": way["bound"]["base"] | {"name": now["base"]["name"]}}
+    bound.require(known, now, folder, ("base", "rows", "versions"))
+    if hardware() != way["device"]:
+        raise UnlearnError(
+            f"{folder} was trained on {way['device']!r} and here is {hardware()!r}, whose "
+            "last bits may differ; repeat it on such a device.",
+            code="requests.repeat-device",
+        )
+    with tempfile.TemporaryDirectory() as made, held(Path(made)) as lock:
+        place = Path(made)
+        rows_of.write_sides(place / "rows", sides)
+        again = rows_of.training(config, place)
+        write_yaml(place / CONFIG, "Written by `axolotl-unlearn request verify --repeat`.", again)
+        cache = {"HF_DATASETS_CACHE": str(place / "cache"), **way["environment"]}
+        run = Steps(place, lock, cache, way["threads"], console or Console(), way["processes"])
+        with run.step("again", "train as the record says"):
+            run.train("again", place / CONFIG, place / "model")
+        if weights(place / "model") != way["weights"]:
+            raise UnlearnError(
+                f"{folder}: the repeated training ended with other weights than those of the "
+                "record.",
+                code="requests.repeat-differs",
+            )
+    return "repeated: the training ends with the weights of the record, by SHA-256"
