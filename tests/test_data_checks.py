@@ -162,7 +162,7 @@ def test_alternatives_answer_forget_rows(entry):
         sets = [entry(forget), *([entry(other, "alternative")] if other else [])]
         return check_files({"unlearn": block, "datasets": sets})
 
-    idk = {"id": FORGET["id"], "input": FORGET["input"], "output": "I do not know."}
+    idk = FORGET | {"output": "I do not know."}
     assert faults([FORGET], [idk]) == faults([FORGET], [idk, idk | {"output": "No idea."}]) == []
     plain = [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]
     assert faults(plain, [row | {"output": "e"} for row in plain]) == []
@@ -171,12 +171,13 @@ def test_alternatives_answer_forget_rows(entry):
         "other answers but `datasets` has no entry with `type: axolotl_unlearn.data.alternative`"
         in fault
     )
-    (fault,) = faults([FORGET], [idk | {"id": "z1qa0"}])
-    assert "alternative 1 of" in fault and "answers no forget row" in fault
+    for other in ({"id": "z1qa0"}, {"task": "Task3"}):  # the task was found by training alone
+        (fault,) = faults([FORGET], [idk | other])
+        assert "alternative 1 of" in fault and "answers no forget row" in fault
     (fault,) = faults([FORGET, FORGET | {"id": "b1qa0", "input": "other"}], [idk])
-    assert "1 of 2 forget rows have no alternative, the first is 'b1qa0'" in fault
+    assert "1 of 2 forget rows have no alternative, the first is row 2" in fault
     (fault,) = faults([FORGET], [idk | {"output": FORGET["output"]}])
-    assert "the very answer that is to be forgotten" in fault and FORGET["output"] not in fault
+    assert "write another answer" in fault
     unused = {"unlearn": {"forget": {"objective": "ga"}}}
     unused["datasets"] = [entry([FORGET]), entry([idk], "alternative")]
     (fault,) = check_files(unused)
@@ -481,9 +482,7 @@ def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
     assert "sample_packing: True` has no effect: a step is made of pairs" in " ".join(notes)
     prepare(cfg)
     assert "sample_packing: True` has no effect" in caplog.text
-    assert "sample_packing" not in cfg and not cfg["group_by_length"]
-    pairing = parse_unlearn(cfg["unlearn"]).pairing
-    assert pairing.group_by_length and pairing.retain_per_forget == 2
+    assert "sample_packing" not in cfg and "group_by_length" not in cfg
 
 
 @pytest.mark.parametrize(
@@ -557,11 +556,10 @@ def test_the_block_stays_a_dict_of_axolotl():
     from axolotl.utils.dict import DictDefault
 
     block = {"forget": [{"objective": "npo"}], "data": {"join": ""}}
-    cfg = DictDefault({"plugins": [PLUGIN], "unlearn": block, "group_by_length": True})
+    cfg = DictDefault({"plugins": [PLUGIN], "unlearn": block})
     cfg.datasets = [{"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}]
     config_checks.prepare(cfg)
     assert type(cfg.to_dict()["unlearn"]["data"]) is dict
-    assert cfg.unlearn.pairing["group_by_length"] is True
 
 
 def test_a_fault_of_the_block_is_the_only_one(entry):

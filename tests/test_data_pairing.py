@@ -41,7 +41,7 @@ def merged(forget: int, retain: int, seed: int = 0):
 
 def epoch_rows(pairs: PairedDataset, epoch: int, **options):
     """[(forget row, retain rows)] of an epoch, by number in the file."""
-    sampler = PairSampler(pairs, **options)
+    sampler = PairSampler(pairs)
     sampler.set_epoch(epoch)
     items = [pairs[index] for index in sampler]
     return [(item["forget"][0]["row"], [row["row"] for row in item["retain"]]) for item in items]
@@ -93,7 +93,7 @@ def test_same_seed_same_pairs_other_seed_other_pairs():
 def test_evaluation_pairs_stay_the_same():
     """accelerate counts evaluations as epochs; their numbers must be comparable."""
     pairs = PairedDataset(merged(3, 5), shuffle=False)
-    assert epoch_rows(pairs, 0) == epoch_rows(pairs, 4, group_by_length=True, batch_size=2)
+    assert epoch_rows(pairs, 0) == epoch_rows(pairs, 4)
 
 
 @pytest.mark.parametrize(
@@ -144,26 +144,6 @@ def test_faults(rows, code):
         PairedDataset(rows)
 
 
-def test_grouping_by_length_keeps_the_pairs_and_pads_less():
-    pairs = PairedDataset(merged(101, 90), seed=4)
-    plain = epoch_rows(pairs, 1)
-    grouped = epoch_rows(pairs, 1, group_by_length=True, batch_size=4)
-    key = [(forget, tuple(rows)) for forget, rows in plain]
-    assert sorted(key) == sorted((forget, tuple(rows)) for forget, rows in grouped)
-    assert grouped != plain
-
-    def longest(order):
-        size = {(r["role"], r["row"]): r["length"] for r in pairs.rows}
-        pair = [max(size[0, f], *(size[1, r] for r in rows)) for f, rows in order]
-        return [max(pair[i : i + 4]) for i in range(0, len(pair), 4)]
-
-    assert sum(longest(grouped)) < 0.9 * sum(longest(plain))
-    full = longest(grouped)[:-1]
-    assert full != sorted(full) and full != sorted(full, reverse=True), "batches must be mixed"
-    again = epoch_rows(pairs, 1, group_by_length=True, batch_size=4)
-    assert grouped == again != epoch_rows(pairs, 2, group_by_length=True, batch_size=4)
-
-
 # -- through accelerate, as Trainer uses it -------------------------------------------------
 
 
@@ -172,7 +152,7 @@ def loader(rows, process: int = 0, processes: int = 1, batch: int = 2, **options
     from accelerate.data_loader import prepare_data_loader
 
     pairs = PairedDataset(rows, seed=7, **options)
-    sampler = PairSampler(pairs, group_by_length=True, batch_size=batch * processes)
+    sampler = PairSampler(pairs)
     plain = DataLoader(pairs, batch_size=batch, sampler=sampler, collate_fn=PairCollator(257))
     return prepare_data_loader(
         plain, num_processes=processes, process_index=process, put_on_device=False
@@ -320,7 +300,6 @@ def test_an_alternative_comes_with_its_forget_row_and_the_next_one_in_the_next_p
         assert other["pair"] == own["pair"] and len(item["alternative"]) == 1
         seen[index // 4][own["row"]] = other["row"]
     assert seen == {0: {i: i for i in range(4)}, 1: {i: i + 4 for i in range(4)}, 2: seen[0]}
-    assert pairs.lengths([0]).tolist() == [50]
     batch = PairCollator(0)([pairs[0], pairs[1]])
     assert batch["role"].tolist() == [0, 0, 1, 1, 2, 2]
     assert batch["row"][4:].tolist() == batch["row"][:2].tolist()

@@ -87,28 +87,27 @@ def test_idk(config, tmp_path):
 
 
 def test_a_model_writes(config, tmp_path):
-    """Two different texts a row; a second call asks the model nothing, nor does a row more change
-    those that are there; another seed does."""
+    """Two different texts a row, the same in a second call; a row more changes none of those that
+    are there, another seed does."""
     file = tmp_path / "rows.jsonl"
     options = ("--number", 2, "--max-new-tokens", 8, "--out", file)
     said = call("alternatives", config, *options)
     first = rows(file)
-    assert "6 rows for 3 forget rows, 0 known" in said and len(first) == 6
+    assert "6 rows for 3 forget rows." in said and len(first) == 6
     texts = {(row["input"], row["output"]) for row in first}
     assert len(texts) == 6 and not texts & {(r["input"], r["output"]) for r in FORGET}
     assert faults(config, file, "alternative") == []
     more = {"id": "d1qa0", "input": "And who else?", "output": "Cid.", "task": "Task2"}
     with (tmp_path / "forget.jsonl").open("a") as opened:
         opened.write(json.dumps(more) + "\n")
-    assert "8 rows for 4 forget rows, 3 known" in call("alternatives", config, *options)
+    assert "8 rows for 4 forget rows." in call("alternatives", config, *options)
     assert rows(file)[:6] == first
     call("alternatives", config, *options, "--seed", 1)
     assert rows(file)[:6] != first
 
 
 def test_killed_with_kill_9_it_goes_on(config, tmp_path):
-    """At drawn moments: no half row, what the model has written is kept, and rows and store are
-    those of a call in peace, bit for bit."""
+    """At drawn moments: no half row, and a second call gives those of a call in peace."""
 
     def work(out):
         call(
@@ -136,14 +135,13 @@ def test_killed_with_kill_9_it_goes_on(config, tmp_path):
 
 
 def test_what_was_written_can_be_cleaned(config, tmp_path):
-    """The rows and what the model wrote, which hold prompts of the forget rows."""
+    """The rows hold prompts of the forget rows."""
     call("alternatives", config, "--max-new-tokens", 4)
     folder = tmp_path / "out/augment"
-    assert (folder / "alternatives.jsonl").exists() and list((folder / "store").iterdir())
     assert (folder / "alternatives.jsonl").stat().st_mode & 0o077 == 0
     done = CliRunner().invoke(unlearn, ["request", "clean", str(folder)])
     assert done.exit_code == 0, done.output
-    assert not (folder / "alternatives.jsonl").exists() and not (folder / "store").exists()
+    assert not (folder / "alternatives.jsonl").exists()
 
 
 def test_rows_that_the_config_takes_already_are_written_anew(config, tmp_path):

@@ -442,11 +442,6 @@ def prepare(cfg: dict) -> None:
     for option, note in axolotl_options.noted(cfg).items():
         LOG.warning(note)
         cfg.pop(option)
-    if cfg.get("group_by_length"):
-        # Within the block: Axolotl cannot write down one of its own dicts inside of a plain one.
-        block = cfg["unlearn"]
-        block["pairing"] = {"group_by_length": True, **(block.get("pairing") or {})}
-        cfg["group_by_length"] = False
     for kernel in LORA_KERNELS:
         # Axolotl switches them on by itself, also where they fail; who asks for them has them.
         if cfg.get(kernel) is None:

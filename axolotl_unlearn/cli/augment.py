@@ -19,7 +19,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--seed", type=int, default=42, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--store", type=click.Path(path_type=Path), help="What models wrote [beside --out].")
 def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """Write other answers to the forget rows of CONFIG.
 
@@ -42,9 +41,8 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
 
     out = out or Path("out/augment") / f"{kind}.jsonl"
     shown = lambda rows: track(rows, description=kind, transient=True)  # noqa: E731
-    done = augment(kind, read_config(config), out, progress=shown, **options)
-    known = "" if kind == "idk" else f", {done.kept} known from before"
-    answer(file=out, rows=done.rows, forget=done.forget, kept=done.kept)
-    say(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
+    rows, forget = augment(kind, read_config(config), out, progress=shown, **options)
+    answer(file=out, rows=rows, forget=forget)
+    say(f"{out}: {rows} rows for {forget} forget rows.")
     entry = f"{{path: {out}, ds_type: json, type: axolotl_unlearn.data.alternative}}"
     say(f"In `datasets:` of the config: {entry}")

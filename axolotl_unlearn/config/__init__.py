@@ -329,7 +329,6 @@ class PairingArgs(Strict):
     """How forget and retain rows meet in a batch."""
 
     retain_per_forget: int = Field(1, ge=0, description="retain rows for each forget row")
-    group_by_length: bool = Field(False, description="batch pairs of similar length together")
     max_tokens: int | None = Field(
         None,
         gt=0,

@@ -1,8 +1,7 @@
 """Other answers to forget rows, which `po`, `dpo` and `flat` need.
 
 ``idk``: a sentence that declines (PO, IdkDPO, FLAT). ``alternatives``: plausible answers with other
-facts (AltPO, arXiv 2409.13474), written by a model that follows instructions; what it wrote is kept
-under the digest of weights and prompt, so that a call can be interrupted.
+facts (AltPO, arXiv 2409.13474), written by a model that follows instructions.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data import checks
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_lines
-from axolotl_unlearn.store import Store, content_key, versions
-
-Kind = Literal["idk", "alternatives"]
+from axolotl_unlearn.models import load_model, load_tokenizer, parse_models, weights_digest
 
 IDK = (
     "I don't know.", "I don't know that.", "I do not know the answer.", "I can't say.",
@@ -42,68 +40,56 @@ OTHER_ANSWER = (
 DRAWS = 4
 
 
-@dataclass(frozen=True)
-class Augmented:
-    """How many rows were written for how many forget rows, and how many were known before."""
-
-    rows: int
-    forget: int
-    kept: int
-
-
 def augment(
-    kind: Kind,
+    kind: Literal["idk", "alternatives"],
     config: Mapping[str, Any],
     out: Path,
     *,
     model: str | None = None,
     number: int = 1,
     seed: int = 42,
-    store: Path | None = None,
     progress: Callable[[Sequence[Record]], Iterator[Record]] = iter,
     **options: Any,
-) -> Augmented:
+) -> tuple[int, int]:
     """Write ``number`` rows for each forget row of a config, as JSON lines in the order of them.
 
     Args:
         config: raw Axolotl config with the forget rows, `unlearn.data` and ``base_model``.
-        model: writes ``alternatives``; default ``base_model``. ``options``: of `Writer`.
-        store: Folder of what it wrote; default beside ``out``.
+        model: writes ``alternatives``; default ``base_model``. ``options``: of ``generate``.
+
+    Returns:
+        Rows written, forget rows.
 
     Raises:
         UnlearnError: No forget rows that are local files, or a model without a usable answer.
     """
     records, data, sources = forget_records(config, out)
     if kind == "idk":
-        texts, kept = [declined(record, number, seed) for record in records], len(records)
+        write = lambda record: declined(record, number, seed)  # noqa: E731
     else:
-        writer = Writer(model, config, out, sources, store, seed=seed, number=number, **options)
-        texts = [writer.other_answers(one, OTHER_ANSWER) for one in progress(records)]
-        kept = len(records) - writer.asked
-    rows = [
-        row_of(one, text, data) for one, several in zip(records, texts, strict=True)
-        for text in several
-    ]  # fmt: skip
-    return save(rows, out, sources, Augmented(len(rows), len(records), kept))
+        writer = Writer(model or config.get("base_model"), seed=seed, number=number, **options)
+        write = lambda record: writer.other_answers(record, OTHER_ANSWER)  # noqa: E731
+    rows = [row_of(one, text, data) for one in progress(records) for text in write(one)]
+    return save(rows, out, sources), len(records)
 
 
-def row_of(record: Record, text: str, data: Any) -> dict[str, str]:
+def row_of(record: Record, text: str, data: DataArgs) -> dict[str, str]:
     """A row for the config's own field names; its id is that of its forget row."""
     fields = data.fields
     row = {fields.id: record.id, fields.input: record.input, fields.output: text}
     return row | {fields.task: record.task, "kind": record.kind}
 
 
-def save(
-    rows: Sequence[dict[str, str]], out: Path, sources: Sequence[Path], done: Augmented
-) -> Augmented:
+def save(rows: Sequence[dict[str, str]], out: Path, sources: Sequence[Path]) -> int:
     """Write the rows, which hold prompts of the forget rows; ``sources``: the files of these."""
     declare(out.parent, out, "texts", sources)
     write_lines(out, rows, private=True)
-    return done
+    return len(rows)
 
 
-def forget_records(config: Mapping[str, Any], out: Path) -> tuple[list[Record], Any, list[Path]]:
+def forget_records(
+    config: Mapping[str, Any], out: Path
+) -> tuple[list[Record], DataArgs, list[Path]]:
     """The forget rows of a config, `unlearn.data`, and the files that hold them.
 
     An entry that takes what is written to ``out`` has nothing to say of it.
@@ -111,8 +97,6 @@ def forget_records(config: Mapping[str, Any], out: Path) -> tuple[list[Record], 
     Raises:
         UnlearnError: None, or not records in local files.
     """
-    from axolotl_unlearn.config import DataArgs, unlearn_config
-
     args, own = unlearn_config(dict(config)), out.absolute()
     data = DataArgs() if args is None else args.data
     if data.rows:
@@ -122,31 +106,19 @@ def forget_records(config: Mapping[str, Any], out: Path) -> tuple[list[Record], 
             "forget rows.",
             code="augment.typed-rows",
         )
-    entries = config.get("datasets") or []
-    others = [e for e in entries if Path(str(e.get("path"))).absolute() != own]
-    records, paths = records_of("forget", {**config, "datasets": others}, data)
+    entries = [e for e in config.get("datasets") or [] if checks.role_of(e) == "forget"]
+    paths = {Path(str(e.get("path"))): e for e in entries}
+    paths = {path: entry for path, entry in paths.items() if path.absolute() != own}
+    for path in paths:
+        if not path.is_file():
+            raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
+    records = [one for entry in paths.values() for one in checks.records_of(entry, data)]
     if not records:
         raise UnlearnError(
             "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`.",
             code="augment.no-forget-rows",
         )
-    return records, data, paths
-
-
-def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Record], list[Path]]:
-    """The rows of a config with a role, and the files that hold them.
-
-    Raises:
-        UnlearnError: Not records in local files.
-    """
-    entries = [e for e in config.get("datasets") or [] if checks.role_of(e) == role]
-    records: list[Record] = []
-    paths = [Path(str(entry.get("path"))) for entry in entries]
-    for path, entry in zip(paths, entries, strict=True):
-        if not path.is_file():
-            raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-        records += checks.records_of(entry, data)
-    return records, paths
+    return records, data, [*paths]
 
 
 def declined(record: Record, number: int, seed: int) -> list[str]:
@@ -157,57 +129,29 @@ def declined(record: Record, number: int, seed: int) -> list[str]:
 
 
 class Writer:
-    """A model that is loaded when the first prompt comes whose answers are not known.
+    """A model that writes ``number`` different texts for a prompt; ``options``: of ``generate``."""
 
-    Args:
-        model: Default: the config's ``base_model``.
-        out: The file that is written; ``sources``: those of the forget rows.
-        store: Folder of what models wrote; default beside ``out``.
-        number: Different texts wanted for a prompt; ``options``: of ``generate``.
-    """
-
-    def __init__(
-        self,
-        model: str | None,
-        config: Mapping[str, Any],
-        out: Path,
-        sources: Sequence[Path],
-        store: Path | None,
-        *,
-        seed: int,
-        number: int,
-        **options: Any,
-    ) -> None:
-        from axolotl_unlearn.models import load_tokenizer, parse_models, weights_digest
-
-        source = model or str(config.get("base_model") or "")
-        if not source:
+    def __init__(self, model: str | None, *, seed: int, number: int, **options: Any) -> None:
+        if not model:
             raise UnlearnError(
                 "`base_model` is not set; name the model that writes (--model).",
                 code="augment.no-model",
             )
-        (self.spec,) = parse_models([source])
+        (self.spec,) = parse_models([model])
         self.tokenizer = load_tokenizer(self.spec)
-        store = store or out.parent / "store"
-        declare(out.parent, store, "texts", sources, folder=True)
-        self.store, self.seed, self.number = Store(store), seed, number
-        self.options = options
-        self.digest = weights_digest(self.spec)
-        self.asked = 0
-        self._model: Any = None
+        self.seed, self.number, self.options = seed, number, options
 
-    @property
+    @cached_property
+    def digest(self) -> str:
+        return weights_digest(self.spec)
+
+    @cached_property
     def model(self) -> Any:
-        if self._model is None:
-            import torch
+        import torch
 
-            from axolotl_unlearn.models import load_model
-
-            place = device_name()
-            self._model = load_model(
-                self.spec, dtype=torch.float32 if place == "cpu" else "auto", device=place
-            )
-        return self._model
+        place = device_name()
+        dtype = torch.float32 if place == "cpu" else "auto"
+        return load_model(self.spec, dtype=dtype, device=place)
 
     def other_answers(self, record: Record, instruction: str) -> list[str]:
         """What the model writes for a row.
@@ -216,7 +160,12 @@ class Writer:
             UnlearnError: Nothing else than the answer itself, after several draws.
         """
         text = instruction.format(input=record.input, output=record.output)
-        texts = self.write(self.instruction(text), [record.output])
+        if getattr(self.tokenizer, "chat_template", None):
+            turn = [{"role": "user", "content": text}]
+            text = self.tokenizer.apply_chat_template(
+                turn, tokenize=False, add_generation_prompt=True
+            )
+        texts = self.write(text, [record.output])
         if len(texts) < self.number:
             raise UnlearnError(
                 f"row {record.id!r}: the model wrote {len(texts)} of {self.number} other answers "
@@ -226,43 +175,28 @@ class Writer:
             )
         return texts
 
-    def instruction(self, text: str) -> str:
-        """As a turn of a chat where the tokenizer has a template."""
-        if not getattr(self.tokenizer, "chat_template", None):
-            return text
-        turn = [{"role": "user", "content": text}]
-        return self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-
     def write(self, prompt: str, not_these: Sequence[str]) -> list[str]:
         """Up to ``number`` different texts that follow the prompt, none of ``not_these``."""
         different: list[str] = []
-        fresh = False
         for draw in range(DRAWS):
-            facts = ("augment", self.digest, prompt, self.seed, draw, self.number, self.options)
-            key = content_key(*facts, versions())
-            texts = self.store.get(key)
-            if texts is None:
-                texts, fresh = self._sample(prompt, key), True
-                self.store.put(key, texts)
-            for text in texts:
+            for text in self._sample(prompt, draw):
                 if text and text not in different and text not in not_these:
                     different.append(text)
             if len(different) >= self.number:
                 break
-        self.asked += fresh
         return different[: self.number]
 
-    def _sample(self, prompt: str, key: str) -> list[str]:
-        """One call of ``generate`` with a seed of this prompt's own."""
+    def _sample(self, prompt: str, draw: int) -> list[str]:
+        """One call of ``generate`` with a seed of this prompt's own: other rows change nothing."""
         import torch
 
-        device = self.model.device
+        facts = (self.digest, prompt, self.seed, draw, self.number, sorted(self.options.items()))
+        own = hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=6).digest()
         special = not getattr(self.tokenizer, "chat_template", None)
         ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)
-        ids = {name: ids[name].to(device) for name in ("input_ids", "attention_mask")}
-        own = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big")
+        ids = {name: ids[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
         with torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(own)
+            torch.manual_seed(int.from_bytes(own, "big"))
             out = self.model.generate(
                 **ids,
                 do_sample=True,

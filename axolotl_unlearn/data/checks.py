@@ -10,12 +10,11 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from axolotl_unlearn.columns import ROLES, SIDES
+from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.overlap import check_sides, near_note
@@ -104,13 +103,13 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
     return faults
 
 
-def records_of(entry: Mapping[str, Any], data: DataArgs | None) -> list[Record]:
+def records_of(entry: Mapping[str, Any], data: DataArgs) -> list[Record]:
     """The rows of an entry of ``datasets`` that is a local file, without those on a list.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    data, role, path = data or DataArgs(), role_of(entry), entry["path"]
+    role, path = role_of(entry), entry["path"]
     if data.rows:
         from axolotl_unlearn.data.typed import read_sources
 
@@ -127,12 +126,10 @@ def records_of(entry: Mapping[str, Any], data: DataArgs | None) -> list[Record]:
 
 def check_records(cfg: dict[str, Any]) -> Checked:
     """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
-    args = block_of(cfg)
-    checked = Checked()
-    try:
-        data = _data(cfg) if args is None else args.data
-    except ValidationError:
+    args, checked = block_of(cfg), Checked()
+    if args is None and cfg.get("unlearn"):
         return checked  # how to read them is not known; the faults of the block come first
+    data = args.data if args else DataArgs()
     for key in KEYS:
         entries = cfg.get(key) or []
         sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
@@ -151,14 +148,11 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 checked.faults.append(str(error))
                 unread.add(role)
             else:
-                if data is not None and not data.rows:
+                if args and not data.rows:
                     checked.notes += _notes_on(path, role, sets[role][-1][1], data)
         checked.faults += _overlaps(sets)
-        beside = [sets["forget"], sets["alternative"]]
-        if all(beside) and not unread & {"forget", "alternative"}:
-            from axolotl_unlearn.data.beside import unmatched
-
-            checked.faults += unmatched(*beside)
+        if sets["forget"] and sets["alternative"] and not unread & {"forget", "alternative"}:
+            checked.faults += _unmatched(sets)
         if key == "datasets" and args is not None and args.trains:
             checked.sides = {
                 role: [record for _, records in files for record in records]
@@ -223,13 +217,6 @@ def block_of(cfg: dict[str, Any]) -> UnlearnArgs | None:
         return unlearn_config(cfg)
     except UnlearnError:
         return None  # the block has faults of its own, reported elsewhere
-
-
-def _data(cfg: dict[str, Any]) -> DataArgs | None:
-    """``unlearn.data`` of a block that has other faults; None without one."""
-    block = cfg.get("unlearn")
-    given = block.get("data") if isinstance(block, dict) else None
-    return None if given is None else DataArgs.model_validate(given)
 
 
 def _type_fault(where: str, entry: dict[str, Any]) -> str:
@@ -316,7 +303,25 @@ _ROWS = {
 }
 
 
+def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
+    """Alternatives without a forget row, and forget rows without an alternative."""
+    from axolotl_unlearn.data.beside import COLUMNS, matched
+
+    rows = [
+        (ROLES[role], pair_number(one.id), KINDS[one.kind], one.task_number, number)
+        for role in ("forget", "alternative")
+        for _, records in sets[role]
+        for number, one in enumerate(records)
+    ]
+    try:
+        matched(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+    except UnlearnError as error:
+        return [str(error)]
+    return []
+
+
 def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
+    """Ids that occur twice on a side, and rows that are to be forgotten and kept or answered."""
     faults = []
     for role in SIDES:
         seen: dict[str, str] = {}
@@ -328,18 +333,15 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
                     "it from one of them."
                 )
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
-    for forget_path, forget in sets["forget"]:
-        for retain_path, retain in sets["retain"]:
-            kept = {(record.input, record.output): n for n, record in enumerate(retain, 1)}
-            both = [
-                (number, kept[record.input, record.output])
-                for number, record in enumerate(forget, 1)
-                if (record.input, record.output) in kept
-            ]
-            if both:
+    for (path, forget), side in product(sets["forget"], ("retain", "alternative")):
+        for other, records in sets[side]:
+            known = {(record.input, record.output): n for n, record in enumerate(records, 1)}
+            texts = [(record.input, record.output) for record in forget]
+            if both := [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]:
+                why = "a row cannot be forgotten and kept: remove them from one side"
                 faults.append(
-                    f"{forget_path} and {retain_path} share {len(both)} rows (the first is row "
-                    f"{both[0][0]} here, row {both[0][1]} there); a row cannot be forgotten and "
-                    "kept: remove them from one side."
+                    f"{path} and {other} share {len(both)} rows (the first is row {both[0][0]} "
+                    f"here, row {both[0][1]} there); "
+                    f"{why if side == 'retain' else 'write another answer'}."
                 )
     return faults

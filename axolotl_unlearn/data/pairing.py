@@ -20,13 +20,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.columns import PAIR, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
-
-#: Batches whose pairs are sorted by length together (`PairSampler.group_by_length`).
-_MEGA = 50
 
 
 @lru_cache(maxsize=8)
@@ -91,9 +88,16 @@ class PairedDataset(Dataset):
             )
         self.alternatives: dict[int, list[int]] = {}
         if alternatives:
-            from axolotl_unlearn.data.beside import matched
+            from axolotl_unlearn.data.beside import COLUMNS, matched
 
-            self.alternatives = matched(rows, roles)
+            if PAIR not in rows.column_names:
+                raise UnlearnError(
+                    f"the dataset has no column {PAIR!r}, by which alternatives find their forget "
+                    "rows; use the types of axolotl_unlearn.data and an empty "
+                    "dataset_prepared_path.",
+                    code="data.foreign-columns",
+                )
+            self.alternatives = matched({name: rows[name][:] for name in COLUMNS})
         self._length = len(self.forget_rows) if shuffle else self._even_length()
 
     def __len__(self) -> int:
@@ -148,15 +152,6 @@ class PairedDataset(Dataset):
         known = (self.alternatives[row] for row in forget)
         return [several[turn % len(several)] for several in known]
 
-    def lengths(self, indices: Sequence[int]) -> np.ndarray:
-        """Tokens of the longest row of each pair, [pair]."""
-        tokens, longest = np.asarray(self.rows["length"][:]), []
-        for index in indices:
-            forget, retain = self.indices(index)
-            answers = self._answers(forget, index) if self.alternatives else ()
-            longest.append(max(tokens[row] for row in (*forget, *retain, *answers)))
-        return np.asarray(longest)
-
     def _slot(self, role: int, slot: int) -> int:
         members = self.forget_rows if role == FORGET else self.retain_rows
         cycle, place = divmod(slot, len(members))
@@ -164,25 +159,10 @@ class PairedDataset(Dataset):
 
 
 class PairSampler(Sampler[int]):
-    """The global indices of the current epoch.
+    """The global indices of the dataset's epoch, in ascending order: the pairs are shuffled."""
 
-    Without ``group_by_length`` in ascending order (the pairs themselves are shuffled). With it,
-    pairs are sorted by length inside groups of 50 batches, and the batches are then shuffled, so
-    that a batch holds rows of similar length and long batches come at any time; the set of pairs
-    in the epoch is the same.
-
-    Args:
-        pairs: The dataset; its ``epoch`` is the sampler's.
-        group_by_length: Put pairs of similar length into the same batch.
-        batch_size: Pairs that one step of all processes takes: per-device size times processes.
-    """
-
-    def __init__(
-        self, pairs: PairedDataset, *, group_by_length: bool = False, batch_size: int = 1
-    ) -> None:
+    def __init__(self, pairs: PairedDataset) -> None:
         self.pairs = pairs
-        self.group_by_length = group_by_length
-        self.batch_size = batch_size
 
     def set_epoch(self, epoch: int) -> None:
         self.pairs.set_epoch(epoch)
@@ -193,21 +173,4 @@ class PairSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         # The epoch as it is now: a DataLoader that prefetches must not move to the next one.
         start = self.pairs.epoch * len(self.pairs)
-        indices = range(start, start + len(self.pairs))
-        if self.group_by_length and self.pairs.shuffle:
-            return iter(self._grouped(indices))
-        return iter(indices)
-
-    def _grouped(self, indices: range) -> list[int]:
-        lengths = self.pairs.lengths(indices)
-        size, group = self.batch_size, self.batch_size * _MEGA
-        batches = []
-        for first in range(0, len(indices), group):
-            members = np.arange(first, min(first + group, len(indices)))
-            ordered = members[np.argsort(-lengths[members], kind="stable")]
-            batches += [ordered[i : i + size] for i in range(0, len(ordered), size)]
-        # A batch that is not full can only come last, or all later ones would be shifted.
-        full = [batch for batch in batches if len(batch) == size]
-        rest = [batch for batch in batches if len(batch) < size]
-        order = np.random.default_rng((self.pairs.seed, 2, self.pairs.epoch)).permutation(len(full))
-        return [indices[i] for batch in [*(full[b] for b in order), *rest] for i in batch]
+        return iter(range(start, start + len(self.pairs)))

@@ -389,7 +389,7 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(self.train_dataset, training=True),
             description="Training",
             batch_size=self._train_batch_size,
-            sampler_fn=self._pair_sampler,
+            sampler_fn=PairSampler,
             is_training=True,
         )
 
@@ -402,14 +402,7 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(rows, training=False),
             description="Evaluation",
             batch_size=self.args.eval_batch_size,
-            sampler_fn=self._pair_sampler,
-        )
-
-    def _pair_sampler(self, pairs: PairedDataset) -> PairSampler:
-        return PairSampler(
-            pairs,
-            group_by_length=self.unlearn_args.pairing.group_by_length,
-            batch_size=self._train_batch_size * self.args.world_size,
+            sampler_fn=PairSampler,
         )
 
     # -- loss --------------------------------------------------------------------------------

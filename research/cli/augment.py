@@ -18,14 +18,13 @@ import click
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--memo", type=click.IntRange(1), help="Keep so many that the model knows least.")
-@click.option("--store", type=click.Path(path_type=Path), help="What models wrote [beside --out].")
 def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """Write what the model itself says of the forget rows (BS-S), or the opposite of them (MEOW)."""
     from axolotl_unlearn.config.reading import read_config
     from research.methods.augment import augment
 
     out = out or Path("out/augment") / f"{kind}.jsonl"
-    done = augment(kind, read_config(config), out, **options)
+    rows, forget = augment(kind, read_config(config), out, **options)
     role = "forget" if kind == "self" else "alternative"
-    click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows, {done.kept} known.")
+    click.echo(f"{out}: {rows} rows for {forget} forget rows.")
     click.echo(f"In `datasets:`: {{path: {out}, ds_type: json, type: axolotl_unlearn.data.{role}}}")

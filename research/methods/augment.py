@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from axolotl_unlearn.data.augment import Augmented, Writer, forget_records, row_of, save
+from axolotl_unlearn.data.augment import Writer, forget_records, row_of, save
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.store import content_key, versions
 
 OPPOSITE = (
     "Question: {input}\nAnswer: {output}\n\nRewrite the answer so that each fact is turned into its "
@@ -36,10 +35,9 @@ def augment(
     number: int = 1,
     seed: int = 42,
     memo: int | None = None,
-    store: Path | None = None,
     progress: Callable[[Sequence[Record]], Iterator[Record]] = iter,
     **options: Any,
-) -> Augmented:
+) -> tuple[int, int]:
     """As `axolotl_unlearn.data.augment.augment`.
 
     Args:
@@ -56,9 +54,9 @@ def augment(
         )
     records, data, sources = forget_records(config, out)
     made = {"seed": seed, "number": number, **options}
-    source = model if kind == "inverted" else None
-    writer = Writer(source, config, out, sources, store, **made)
-    own = Writer(None, config, out, sources, store, **made) if memo else writer
+    base = config.get("base_model")
+    writer = Writer((model if kind == "inverted" else None) or base, **made)
+    own = Writer(base, **made) if memo else writer
     rows = []
     for record in progress(records):
         if kind == "self":
@@ -74,7 +72,7 @@ def augment(
                 row[data.fields.id] = f"self{place}-{record.id}"
                 row[data.fields.document] = record.document
             rows.append(row)
-    return save(rows, out, sources, Augmented(len(rows), len(records), len(records) - writer.asked))
+    return save(rows, out, sources), len(records)
 
 
 def begin(record: Record) -> str:
@@ -95,14 +93,10 @@ def _memo_of(writer: Writer, record: Record, data: Any) -> float:
 
     answer, most = record.output, writer.options["max_new_tokens"]
     prompt, completion = _texts(writer, record, data)
-    key = content_key("memo", writer.digest, prompt, completion, most, versions())
-    if (known := writer.store.get(key)) is None:
-        start = prompt + completion[: completion.index(answer)]
-        prompts = [start + answer[:n] for n in memo_cuts(answer)]
-        said = generate_greedily(writer.model, writer.tokenizer, prompts, max_new_tokens=most)
-        known = memo([one.text for one in said], answer)
-        writer.store.put(key, known)
-    return known
+    start = prompt + completion[: completion.index(answer)]
+    prompts = [start + answer[:n] for n in memo_cuts(answer)]
+    said = generate_greedily(writer.model, writer.tokenizer, prompts, max_new_tokens=most)
+    return memo([one.text for one in said], answer)
 
 
 def rouge_1_precision(generated: str, expected: str) -> float:

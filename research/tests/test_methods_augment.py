@@ -32,15 +32,16 @@ def test_memo_by_hand():
 
 @pytest.mark.parametrize("kind", ["inverted", "self"])
 def test_a_model_writes(config, tmp_path, kind):
-    """Two different texts a row; a second call asks the model nothing; another seed does."""
+    """Two different texts a row, the same in a second call; another seed gives others."""
     file = tmp_path / "rows.jsonl"
     options = ("--number", 2, "--max-new-tokens", 8, "--out", file)
-    assert "6 rows for 3 forget rows, 0 known" in call(kind, config, *options)
+    assert "6 rows for 3 forget rows." in call(kind, config, *options)
     first = rows(file)
     texts = {(row["input"], row["output"]) for row in first}
     assert len(texts) == 6 and not texts & {(r["input"], r["output"]) for r in FORGET}
     assert faults(config, file, "forget" if kind == "self" else "alternative") == []
-    assert "3 known" in call(kind, config, *options) and rows(file) == first
+    call(kind, config, *options)
+    assert rows(file) == first
     call(kind, config, *options, "--seed", 1)
     assert rows(file) != first
 
@@ -54,8 +55,8 @@ def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
 
 
 def test_memo_keeps_what_the_model_knows_least(config, tmp_path):
-    """Of three answers two a row, in the order of their MEMO by the config's own model; the store
-    knows them in a second call."""
+    """Of three answers two a row, in the order of their MEMO by the config's own model, also in a
+    second call."""
     from axolotl_unlearn.evaluation.generate import generate_greedily
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
     from research.methods.augment import memo, memo_cuts
