@@ -100,7 +100,7 @@ def learn(model, path: Path) -> None:
         optimizer.step()
 
 
-def prepared(stage: Path, block: dict) -> tuple:
+def prepared(stage: Path, block: dict, **changes) -> tuple:
     """What Axolotl makes of a config: its own, and the rows."""
     from axolotl.cli.config import load_cfg
     from axolotl.integrations.base import PluginManager
@@ -127,6 +127,7 @@ def prepared(stage: Path, block: dict) -> tuple:
         "warmup_ratio": 0.0,
         "save_strategy": "no",
         "save_total_limit": None,
+        **changes,
     }
     if "phases" in block:
         del cfg["num_epochs"]
@@ -163,8 +164,8 @@ def fitted(block: dict) -> dict:
     return block
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_and_repeats(stage, name):
+def block_to_run(name: str, stage: Path) -> dict:
+    """A preset or an objective for three steps on the stage."""
     block = block_of(name, stage) if name in PRESETS else shown(name)
     if name in PRESETS and fitted(PRESETS[name]) != PRESETS[name]:
         block = fitted(PRESETS[name])
@@ -174,6 +175,12 @@ def test_a_method_trains_and_repeats(stage, name):
         match = {"objective": "match", "reference": {"model": str(stage / "teacher")}}
         block |= {"forget": [block["forget"], match], "retain": {"objective": "nll"}}
         block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2, "stop": False}
+    return block
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_and_repeats(stage, name):
+    block = block_to_run(name, stage)
     cfg, rows = prepared(stage, block)
     (first, moved), (second, again) = three_steps(cfg, rows), three_steps(cfg, rows)
     assert [entry["step"] for entry in first] == [1, 2, 3]

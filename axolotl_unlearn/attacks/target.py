@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from axolotl_unlearn.attacks.probes import Probe, Scores, score_probes
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import find_file, interleave
 from axolotl_unlearn.evaluation.tasks import CODE
@@ -124,7 +124,7 @@ def limited(records: Sequence[Record], limit: int | None) -> list[Record]:
     return interleave(groups.values())[:limit]
 
 
-def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: Any) -> dict[str, Tensor]:
+def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: Any) -> Batch:
     """Ids and labels of rows, padded on the right."""
     ids, labels = ([torch.tensor(list(x)) for x in side] for side in zip(*rows, strict=True))
     batch = {
@@ -132,4 +132,4 @@ def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: Any) ->
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORE),
         "attention_mask": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
     }
-    return {name: part.to(device) for name, part in batch.items()}
+    return Batch.sent({name: part.numpy() for name, part in batch.items()}, device)

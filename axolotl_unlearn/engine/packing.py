@@ -24,6 +24,10 @@ from axolotl_unlearn.engine.head import bare_model, made_up_rows, run_made_up
 LOG = logging.getLogger(__name__)
 
 
+#: Tokens of rows without padding from which a kernel without a mask is worth a wait.
+LONG = 1024
+
+
 @dataclass(frozen=True)
 class Layout:
     """How the rows of a batch lie in the model's input.
@@ -45,10 +49,26 @@ class Layout:
 
 def layout_of(model: nn.Module, unwrapped: nn.Module, batch: Batch) -> Layout:
     """The batch laid end to end where the model can take that and it pays, else as it is."""
-    blocks = can_pack(model, unwrapped, batch)
+    blocks, dtype = can_pack(model, unwrapped, batch), _attention_dtype(unwrapped, batch.device)
     if blocks is None:
+        return padded_layout(unwrapped, batch, dtype)
+    return packed_layout(batch, blocks, dtype)
+
+
+def padded_layout(unwrapped: nn.Module, batch: Batch, dtype: torch.dtype) -> Layout:
+    """The batch as it is.
+
+    Padding on the right is behind all that a token sees, so where the model takes a mask as it
+    stands, it gets that of one row: transformers reads the padding, for which the host waits twice.
+    Long rows without padding are better off with a kernel that needs no mask.
+    """
+    ids, real = batch["input_ids"], batch.on_host("attention_mask").astype(bool)
+    long = real.all() and ids.shape[1] > LONG
+    if _PACKING[unwrapped] is not block_mask or long or (real[:, 1:] > real[:, :-1]).any():
         return Layout({name: batch[name] for name in ("input_ids", "attention_mask")})
-    return packed_layout(batch, blocks, _attention_dtype(unwrapped, batch.device))
+    told = block_mask(np.array([ids.shape[1]]), ids.device, dtype)
+    places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+    return Layout({"input_ids": ids, "position_ids": places, **told})
 
 
 def packed_layout(batch: Batch, blocks: Blocks, dtype: torch.dtype) -> Layout:

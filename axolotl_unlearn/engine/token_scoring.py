@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.engine.batch import to_device
 from axolotl_unlearn.engine.head import learn_after_head, output_vocabulary, run_to_head
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
@@ -210,32 +211,33 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
     device = input_device(model)
     learn_after_head(model, model, device)
     width = max(len(query.ids) for query in queries)
-    ids = torch.zeros(len(queries), width, dtype=torch.long)
-    mask = torch.zeros(len(queries), width, dtype=torch.long)
+    ids = np.zeros((len(queries), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
     for row, query in enumerate(queries):
-        ids[row, : len(query.ids)] = torch.tensor(query.ids)
+        ids[row, : len(query.ids)] = query.ids
         mask[row, : len(query.ids)] = 1
-    rows = torch.tensor([r for r, query in enumerate(queries) for _ in query.times])
-    times = torch.tensor([t for query in queries for t in query.times])
-    targets = torch.tensor([t for query in queries for t in query.targets])
+    rows = np.repeat(np.arange(len(queries)), [len(query.times) for query in queries])
+    times = [t for query in queries for t in query.times]
+    asked = np.array([rows, times, [t for query in queries for t in query.targets]], np.int64)
     size = max(16, chunk_mib * 2**20 // (4 * output_vocabulary(model)))
 
     def at_head(hidden: Tensor, logits: Head) -> list[Tensor]:
         """``[R, T, D]`` to ``[P, 4]``."""
-        picked = hidden[rows.to(hidden.device), times.to(hidden.device)]
-        parts = []
-        for a in range(0, len(picked), size):
-            z = logits(picked[a : a + size])
-            # The head of a spread model may lie on another device than its embeddings.
-            parts.append(token_statistics(z, targets[a : a + size].to(z.device), loss_only))
+        row, time, targets = to_device(asked, hidden.device)
+        picked = hidden[row, time]
+        cuts = range(0, len(picked), size)
+        parts = [
+            token_statistics(logits(picked[a : a + size]), targets[a : a + size], loss_only)
+            for a in cuts
+        ]
         return [torch.cat(parts)]
 
-    seen = None if bool(mask.all()) else mask.to(device)
-    inputs = {"input_ids": ids.to(device), "attention_mask": seen}
+    seen = None if mask.all() else to_device(mask, device)
+    inputs = {"input_ids": to_device(ids, device), "attention_mask": seen}
     if (routes := getattr(model, "routes", None)) is not None:  # the answer must not find its shard
-        asked = (next(iter(query.times), 0) + 1 for query in queries)
+        starts = (next(iter(query.times), 0) + 1 for query in queries)
         routes.lengths = [n if n > 1 else len(query.ids)
-                          for n, query in zip(asked, queries, strict=True)]  # fmt: skip
+                          for n, query in zip(starts, queries, strict=True)]  # fmt: skip
     return run_to_head(model, inputs, at_head, model)[0]
 
 

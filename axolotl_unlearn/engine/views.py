@@ -291,11 +291,11 @@ class Features(Labels):
 
     def features(self, policy: ForwardResult, rows: NDArray) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""
-        features = []
-        for row in rows.tolist():
-            where = to_device(self.positions[row].nonzero()[0], self.device)
-            mean, sd = policy.moments[row, where].unbind(-1)
-            features.append(token_features(policy.logp[row, where], mean, sd))
+        at = indices(self.positions, self.device)
+        mean, sd = policy.moments[at].unbind(-1)
+        lengths = self.positions.sum(-1)[rows].tolist()
+        columns = (x.split(lengths) for x in (policy.logp[at], mean, sd))
+        features = [token_features(*three) for three in zip(*columns, strict=True)]
         return torch.stack(features) if features else policy.logp.new_zeros(0, 0)
 
 

@@ -27,6 +27,12 @@ def control_direction(size: int, seed: int) -> Tensor:
     return draw / draw.norm()
 
 
+@lru_cache(maxsize=8)
+def _direction_on(device: torch.device, dtype: torch.dtype, size: int, seed: int) -> Tensor:
+    """`control_direction` where it is computed with, copied once."""
+    return control_direction(size, seed).to(device, dtype)
+
+
 @objective("rmu", sees="hidden", unit="token", source="arXiv 2403.03218 (RMU, forget loss)")
 def rmu(
     states: Tensor,
@@ -46,11 +52,8 @@ def rmu(
         states: ``[position, hidden]`` output of decoder layer ``layer``, counted from 0.
         ref_states: unused.
     """
-    return (
-        (states - coefficient * control_direction(states.shape[-1], seed).to(states))
-        .square()
-        .mean(-1)
-    )
+    direction = _direction_on(states.device, states.dtype, states.shape[-1], seed)
+    return (states - coefficient * direction).square().mean(-1)
 
 
 @objective(
@@ -77,9 +80,8 @@ def adaptive_rmu(
         states, ref_states: ``[position, hidden]`` of policy and reference after layer ``layer``.
     """
     length = scale * ref_states.norm(dim=-1, keepdim=True)
-    return (
-        (states - length * control_direction(states.shape[-1], seed).to(states)).square().mean(-1)
-    )
+    direction = _direction_on(states.device, states.dtype, states.shape[-1], seed)
+    return (states - length * direction).square().mean(-1)
 
 
 @objective(

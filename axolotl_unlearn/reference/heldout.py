@@ -10,15 +10,16 @@ Shape letters: R rows, T time, N rows of a group, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from axolotl_unlearn.engine.batch import Batch
+from axolotl_unlearn.device import exact_dtype
+from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.engine.needs import ForwardResult
 from axolotl_unlearn.reference.base import row_keys
 
@@ -27,16 +28,17 @@ RIDGE = 0.3
 
 #: Kind and task of a row.
 Group = tuple[int, int]
-T = TypeVar("T")
 
 
-def of_all(mine: list[T]) -> list[T]:
-    """Those of all processes, by rank."""
+def of_all(groups: list[Group], keys: list[bytes], rows: Tensor) -> Iterator[tuple]:
+    """Group, key and features of the rows of all processes, by rank."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return mine
+        yield from zip(groups, keys, rows, strict=True)
+        return
     of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(of_ranks, mine)
-    return [one for part in of_ranks for one in part]
+    torch.distributed.all_gather_object(of_ranks, (groups, keys, rows.cpu()))
+    for *named, values in of_ranks:
+        yield from zip(*named, values.to(rows.device), strict=True)
 
 
 class HeldoutDistribution:
@@ -97,9 +99,11 @@ class HeldoutDistribution:
         """``(centre, direction)`` of rows of a batch, ``[2, R, F]``; all processes come here, also
         those without such rows, and take in what the others have."""
         kinds, tasks = (batch.on_host(name)[rows].tolist() for name in ("kind", "task"))
-        groups, own = list(zip(kinds, tasks, strict=True)), features.detach().double().cpu()
+        groups = list(zip(kinds, tasks, strict=True))
         keys = [key for row, key in enumerate(row_keys(batch)) if row in rows]
-        for group, key, values in of_all(list(zip(groups, keys, own, strict=True))):
+        self._be_on(features.device)
+        own = features.detach().to(exact_dtype(features.device))
+        for group, key, values in of_all(groups, keys, own):
             if group in self.seen:
                 self.seen[group][key] = values
         if not groups:
@@ -111,3 +115,17 @@ class HeldoutDistribution:
             for group in set(groups)
         }
         return torch.stack([torch.stack([*pulls[g]]) for g in groups], 1).to(features)
+
+    def _be_on(self, device: torch.device) -> None:
+        """What is known goes to the policy's device once after each look, so that no step waits."""
+        if self.scale.device == device:
+            return
+
+        def there(values: Tensor) -> Tensor:
+            return to_device(values.cpu().numpy(), device).to(exact_dtype(device))
+
+        for group, known in self.seen.items():
+            rows = there(torch.stack([*known.values()])).unbind()
+            self.seen[group] = dict(zip(known, rows, strict=True))
+        self.centres = {group: there(centre) for group, centre in self.centres.items()}
+        self.scale, self.inverse = there(self.scale), there(self.inverse)

@@ -28,7 +28,7 @@ from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.batch import Batch, to_device
-from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
+from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions, targets
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.engine.views import Entry, rows_of
@@ -223,14 +223,14 @@ def _asked(
 ) -> tuple[Tensor, Tensor] | None:
     """Logits ``[T, V]`` at a row's labels by the first reference that was asked about it, and the
     labels; ``device`` is that of its head."""
-    batch = {name: torch.as_tensor(row[name], device=device)[None] for name in ASKED}
+    batch = Batch.sent({name: np.asarray(row[name])[None] for name in ASKED}, device)
     for entry, reference in entries:
         if entry.args.positions == "answer" and rows_of(entry, batch).any():
             where = label_positions(batch)
             answer = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
             with torch.no_grad():
                 logits = answer.logits(answer.states[HEAD].values)
-            return logits, batch["labels"].roll(-1)[where].to(logits.device)
+            return logits, to_device(targets(batch)[where], logits.device)
     return None
 
 
@@ -516,7 +516,7 @@ class LevelCallback(Extension):
                 "of `unlearn.level`; start the run again from its beginning."
             )
         with torch.serialization.safe_globals([Calibration]):
-            spent, self.kept, moved = torch.load(path, weights_only=True)
+            spent, self.kept, moved = torch.load(path, "cpu", weights_only=True)
         self.began = time.monotonic() - spent
         for one, values in zip(self._moving(), moved, strict=True):
             vars(one).update(values)

@@ -1,0 +1,65 @@
+"""Axolotl's own trainer on the pretended accelerator, and how often each method waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pretend_device
+import pytest
+from axolotl.train import setup_model_and_trainer
+from test_every_method import METHODS, block_to_run, prepared, stage  # noqa: F401  a fixture
+from transformers import TrainerCallback
+
+pytestmark = pytest.mark.usefixtures("pretended")
+
+#: Waits of every step (is the loss finite, is the gradient), of one whose rows the reference is
+#: asked about, of the step that finds out how the model takes packed rows, and of a look of
+#: `unlearn.level` beside the step.
+STEP, ASKED, LEARNT, LOOK = 2, 1, 15, 8
+#: Waits for each weight and not for rows: a teacher is loaded, and its weights are hashed.
+OF_WEIGHTS = ("modeling_utils.py", "weights_digest")
+
+
+class Waits(TrainerCallback):
+    """What is waited for before the first step and in each step."""
+
+    def __init__(self, seen: pretend_device.Watch) -> None:
+        self.seen, self.parts = seen, []
+
+    def _part(self) -> None:
+        self.parts.append(self.seen.waits - sum(self.parts, Counter()))
+
+    def on_step_begin(self, args, state, control, **_):
+        if not state.global_step:
+            self._part()
+
+    def on_step_end(self, args, state, control, **_):
+        self._part()
+
+
+def waits(stage: Path, name: str) -> tuple[Counter, list[Counter], float]:  # noqa: F811
+    """Of the start and of each step of two epochs of three steps (with phases one, or more); and
+    the loss."""
+    cfg, rows = prepared(stage, block_to_run(name, stage), logging_steps=100, num_epochs=2)
+    trainer, model, *_ = setup_model_and_trainer(cfg, rows)
+    with pretend_device.watch("/axolotl_unlearn/", "/transformers/", "/accelerate/") as seen:
+        trainer.add_callback(noted := Waits(seen))
+        loss = trainer.train().training_loss
+    assert {weight.device.type for weight in model.parameters()} == {pretend_device.NAME}
+    start, *steps = noted.parts
+    return start, steps, loss
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_on_an_accelerator_and_hardly_waits(stage, name):  # noqa: F811
+    start, steps, loss = waits(stage, name)
+    assert math.isfinite(loss) and len(steps) >= 3
+    of_rows = [n for (_, place), n in start.items() if not any(x in place for x in OF_WEIGHTS)]
+    assert sum(of_rows) <= 6 * 3 + LEARNT * 3, start  # three sides, up to three models
+    looks = "level" in block_to_run(name, stage)
+    for number, step in enumerate(steps):
+        allowed = STEP + ASKED * (number < 3) + LEARNT * (not number)
+        allowed += LOOK * (looks and number > 0 and not number % 2)
+        assert step.total() <= allowed, (number, step)
