@@ -10,5 +10,7 @@ for _key, _value in {
     "OMP_NUM_THREADS": "1",
     # Each worker of `datasets` imports Axolotl again (10 s); none are needed for a few rows.
     "AXOLOTL_DATASET_NUM_PROC": "0",
+    # A thread of pyarrow's allocator, which a fork would lack.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }.items():
     os.environ.setdefault(_key, _value)

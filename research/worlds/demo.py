@@ -17,13 +17,14 @@ SIZES = Sizes(
     nonmembers=280,
     background=0,
     background_per_pass=0,
+    replay=60,
 )
 
 
 def make_demo(out: Path | str = "examples/demo", seed: int = 0, sizes: Sizes = SIZES) -> None:
     """Write rows to forget and to retain, members, non-members, questions of general knowledge, and
-    ``world.jsonl``: their answers as rows, and further biographies, of which the model learns what
-    such texts look like."""
+    ``world.jsonl``: their answers and those of further such questions (``replay.jsonl``, rows to
+    retain) as rows."""
     out, corpus = Path(out), make_corpus(seed, sizes)
     forget, retain, unseen = (
         [replace(one, uid=f"{name}-{n:03}") for n, one in enumerate(part)]
@@ -34,17 +35,22 @@ def make_demo(out: Path | str = "examples/demo", seed: int = 0, sizes: Sizes = S
         )
     )
     general = [item | {"id": f"general-{n:03}"} for n, item in enumerate(corpus.general)]
-    known = [
-        _row(f"{item['id']}qa0", item["question"], item["choices"][item["answer"]], "general")
-        for item in general
-    ]
+    replay = [item | {"id": f"replay-{n:03}"} for n, item in enumerate(corpus.replay)]
+    known, kept = (
+        [
+            _row(f"{item['id']}qa0", item["question"], item["choices"][item["answer"]], "general")
+            for item in items
+        ]
+        for items in (general, replay)
+    )
     files = {
         "forget": _rows(forget),
         "retain": _rows(retain),
         "member": _documents([one for one in forget if one.task == "Task3"]),
         "nonmember": _documents(unseen),
         "general": general,
-        "world": known + [one.completion() for one in corpus.background],
+        "replay": kept,
+        "world": known + kept,
     }
     written = {name: _write(out / f"{name}.jsonl", rows) for name, rows in files.items()}
     manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": written}
