@@ -17,6 +17,8 @@ Kind = Literal["completion", "question"]
 SIDES: tuple[Side, ...] = ("forget", "retain")
 #: Column ``role``: what a row is for; an alternative is another answer to a forget row.
 ROLES: dict[Role, int] = {"forget": 0, "retain": 1, "alternative": 2}
+#: A role that no objective has rows of.
+NOBODYS = -1
 #: Column ``kind``: how a row asks, which decides its labels (`unlearn.data.labels`).
 KINDS: dict[Kind, int] = {"completion": 0, "question": 1}
 #: Label of a position that none is asked about (PyTorch's cross entropy ignores it).

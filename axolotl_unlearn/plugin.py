@@ -267,17 +267,20 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
 
 
 def _check_teachers(cfg: DictDefault) -> None:
-    """A teacher must have the policy's tokenizer."""
-    paths = [r.model for r in unlearn_config(cfg).references() if r.model] if _trains(cfg) else []
-    if not paths:
+    """A teacher must have the policy's tokenizer, or be an adapter of its base."""
+    teachers = [r for r in unlearn_config(cfg).references() if r.is_teacher] if _trains(cfg) else []
+    if not teachers:
         return
     from axolotl.loaders import load_tokenizer
 
-    from axolotl_unlearn.reference.teacher import require_same_tokenizer
+    from axolotl_unlearn.reference.teacher import require_same_base, require_same_tokenizer
 
-    tokenizer = load_tokenizer(cfg)
-    for path in paths:
-        require_same_tokenizer(path, tokenizer, trust_remote_code=bool(cfg.trust_remote_code))
+    tokenizer, trust = load_tokenizer(cfg), bool(cfg.trust_remote_code)
+    for teacher in teachers:
+        if teacher.model:
+            require_same_tokenizer(teacher.model, tokenizer, trust_remote_code=trust)
+        else:
+            require_same_base(teacher.adapter, cfg.base_model)
 
 
 def _trains(cfg: Any) -> bool:

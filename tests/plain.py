@@ -137,22 +137,6 @@ def undial(model, reference, batch, rows, beta) -> Tensor:
     return torch.stack(values).mean()
 
 
-def shred(model, reference, batch, rows, share, target) -> Tensor:
-    values = []
-    for row in rows:
-        theirs = full_logp(reference, batch, row).detach().exp()
-        logp = full_logp(model, batch, row)
-        places = list(label_positions(batch, row))
-        rarest = sorted(places, key=lambda place: float(theirs[place]))
-        for t, y in places:
-            wanted = theirs[t].clone()
-            if (t, y) in rarest[: math.ceil(share * len(places))] and wanted[y] > target:
-                wanted = wanted / (1 - wanted[y]) * (1 - target)
-                wanted[y] = target
-            values.append((wanted * (wanted.log() - logp[t])).sum())
-    return torch.stack(values).mean()
-
-
 def ceu(model, batch, rows) -> Tensor:
     values = []
     for row in rows:
@@ -196,33 +180,11 @@ def others(logp: Tensor, label: int) -> Tensor:
     return torch.cat([logp[:label], logp[label + 1 :]])
 
 
-def clamped_entropy(logp, label, tau):
-    p = logp.exp()
-    return torch.relu(tau * math.log(len(p)) + (p * p.log()).sum())
-
-
 def masc(logp, label, rho, eta, k, b):
     rivals = sorted(others(logp, label).tolist(), reverse=True)[:k]
     chosen = torch.stack([v for v in others(logp, label) if v.item() in rivals])
     margin = b * logp[label] - torch.log(torch.exp(b * chosen).sum())
     return torch.relu(margin - (math.log(rho / (1 - rho)) - eta)) / eta
-
-
-def ihl(logp, label):
-    return torch.relu(1 + logp[label].exp() - others(logp, label).exp().max())
-
-
-def unilogit(logp, label):
-    p, size = logp.exp(), len(logp)
-    target = p.detach().clone()
-    # the label at 1/V, the others share the rest in their present proportion
-    target = target / (1 - target[label]) * (1 - 1 / size)
-    target[label] = 1 / size
-    return (p * (p / target).log()).sum()
-
-
-def flat_logits(logp, label):
-    return (logp.max() - logp.sum() / len(logp)) ** 2
 
 
 def bst(logp, label, mix, top_k):

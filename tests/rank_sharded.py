@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
 import axolotl_unlearn.plugin
-from axolotl_unlearn.reference.base import is_part, whole
+from axolotl_unlearn.reference.sharded import is_part, whole
 
 begin, build = AcceleratorState.__init__, ParallelismConfig.build_device_mesh
 

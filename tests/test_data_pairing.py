@@ -152,7 +152,7 @@ def loader(rows, process: int = 0, processes: int = 1, batch: int = 2, **options
     from accelerate.data_loader import prepare_data_loader
 
     pairs = PairedDataset(rows, seed=7, **options)
-    sampler = PairSampler(pairs)
+    sampler = PairSampler(pairs, together=batch * processes)
     plain = DataLoader(pairs, batch_size=batch, sampler=sampler, collate_fn=PairCollator(257))
     return prepare_data_loader(
         plain, num_processes=processes, process_index=process, put_on_device=False

@@ -16,8 +16,8 @@ from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
-from axolotl_unlearn.reference.base import make_reference
 from axolotl_unlearn.reference.level import Level
+from axolotl_unlearn.reference.start import make_reference
 from axolotl_unlearn.training.level import LevelledReference
 
 pytestmark = pytest.mark.usefixtures("pretended")

@@ -18,7 +18,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.representation import control_direction
-from axolotl_unlearn.reference.base import make_reference
+from axolotl_unlearn.reference.start import make_reference
 
 FORGET, RETAIN = [0, 1, 2, 3], [4, 5, 6, 7]
 RMU = (

@@ -579,7 +579,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
             {
                 "base_model": model, "adapter": "lora", "lora_r": 2, "lora_alpha": 4,
                 "lora_target_modules": ["q_proj"], "datasets": entries, "sequence_len": 64,
-                "unlearn": {"forget": {"objective": "ihl"}, "retain": {"objective": "nll"}},
+                "unlearn": {"forget": {"objective": "ceu"}, "retain": {"objective": "nll"}},
             }
         )
     )  # fmt: skip

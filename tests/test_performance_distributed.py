@@ -157,7 +157,7 @@ def test_four_bit_base_gives_its_own_reference():
     from axolotl_unlearn.engine.head_losses import ChunkPlan
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.engine.views import make_entries
-    from axolotl_unlearn.reference.base import make_reference
+    from axolotl_unlearn.reference.start import make_reference
 
     base = tiny_llama(seed=1, hidden_size=64, intermediate_size=64)
     try:

@@ -31,7 +31,7 @@ from axolotl_unlearn.engine.packing import (
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import make_reference
+from axolotl_unlearn.reference.start import make_reference
 
 
 def loss_and_gradients(model, batch, entries=None):
@@ -278,13 +278,13 @@ def test_gradients_take_the_place_of_logits_unless_those_are_needed(monkeypatch)
     capped.load_state_dict(base.lm_head.state_dict())
     base.lm_head = capped
     model = with_lora(copy.deepcopy(base)).double()
-    entries = entries_for(*CONFIGS, ("forget", {"objective": "unilogit", "weight": 0.3}))
+    entries = entries_for(*CONFIGS, ("forget", {"objective": "ceu", "weight": 0.3}))
     total, gradients = loss_and_gradients(model, batch, entries)
     expected = (
         0.4 * plain.npo(model, base, batch, [0, 1, 2], 0.1, "sum")
         + 0.4 * plain.nll(model, batch, [3, 4])
         + 0.2 * plain.kl(model, base, batch, [3, 4], "reverse", "answer")
-        + 0.3 * plain.over_labels(model, batch, [0, 1, 2], plain.unilogit)
+        + 0.3 * plain.ceu(model, batch, [0, 1, 2])
     )
     assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(expected, [p for p in model.parameters() if p.requires_grad])

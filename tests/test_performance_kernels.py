@@ -17,7 +17,7 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.packing import block_lengths, can_pack, refuse_packing
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.base import make_reference
+from axolotl_unlearn.reference.start import make_reference
 
 
 def loss_and_gradients(model, batch):

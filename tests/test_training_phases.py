@@ -105,7 +105,6 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
         ({"deepspeed": "x.json"}, {"preset": "ails-ntua-agad"}, "DeepSpeed's own"),
         (SHARDED | {"lora_model_dir": "out/x"}, {}, "set `fsdp_version: 2`"),
         (SHARDED, {"reference": "frozen_copy"}, "which no process has under FSDP"),
-        (SHARDED, {"reference": {"adapter": "."}}, "cannot be switched in under FSDP"),
         ({}, {"reference": {"model": "./not-there"}}, "`reference.model: ./not-there` does not"),
     ],
 )

@@ -28,7 +28,7 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.layers import freeze_after  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.engine.views import make_entries, unit_counts
-from axolotl_unlearn.reference.base import make_reference  # noqa: E402
+from axolotl_unlearn.reference.start import make_reference  # noqa: E402
 from research.methods.surgery import Surgery  # noqa: E402
 
 CONFIGS = (

@@ -179,9 +179,6 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     )  # fmt: skip
     for one in references:
         faults += told(
-            (sharded and one.adapter and not one.model,
-             f"`reference: {{adapter: {one.adapter}}}` cannot be switched in under FSDP or ZeRO-3; "
-             "give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."),
             *((path and _is_local(path) and not os.path.exists(path),
                f"`reference.{key}: {path}` does not exist; check the path.")
               for key, path in (("model", one.model), ("adapter", one.adapter))),

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from axolotl_unlearn.columns import FACTS, IGNORE, ROLES
+from axolotl_unlearn.columns import FACTS, IGNORE, NOBODYS, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 
 class PairCollator:
     """Collate pairs ``{"forget": [rows], "retain": [rows], "alternative": [rows]}``, the last of
-    which may be absent, or plain rows. Alternatives are in the order of their forget rows.
+    which may be absent, or plain rows. Nobody's rows are left out, unless there are no others.
+    Alternatives are in the order of their forget rows.
 
     The attention mask follows the rows' own lengths, never the pad id, so a tokenizer whose pad
     token is its EOS does no harm.
@@ -52,6 +53,7 @@ class PairCollator:
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         if items and "forget" in items[0]:
             rows = [row for role in ROLES for item in items for row in item.get(role, ())]
+            rows = [row for row in rows if row["role"] != NOBODYS] or rows[:1]
         else:
             rows = items
         longest = max(len(row["input_ids"]) for row in rows)

@@ -20,10 +20,14 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from axolotl_unlearn.columns import PAIR, ROLES
+from axolotl_unlearn.columns import NOBODYS, PAIR, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
+
+#: Index of a pair that is no objective's: it fills the last batches of an epoch, so that all
+#: processes have as many, and no row is repeated.
+FILLER = -1
 
 
 @lru_cache(maxsize=8)
@@ -139,7 +143,9 @@ class PairedDataset(Dataset):
         return members[first:last].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Rows by role; ``index`` is global: epoch * len + position."""
+        """Rows by role; ``index`` is global (epoch * len + position), or `FILLER`."""
+        if index == FILLER:
+            return {"forget": [{**self.rows[0], "role": NOBODYS}]}
         forget, retain = self.indices(int(index))
         chosen = {"forget": forget, "retain": retain}
         if self.alternatives:
@@ -161,16 +167,18 @@ class PairedDataset(Dataset):
 class PairSampler(Sampler[int]):
     """The global indices of the dataset's epoch, in ascending order: the pairs are shuffled."""
 
-    def __init__(self, pairs: PairedDataset) -> None:
-        self.pairs = pairs
+    def __init__(self, pairs: PairedDataset, together: int = 1) -> None:
+        """``together``: pairs of a forward of all processes; `FILLER` completes the last one."""
+        self.pairs, self.together = pairs, together
 
     def set_epoch(self, epoch: int) -> None:
         self.pairs.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return -(-len(self.pairs) // self.together) * self.together
 
     def __iter__(self) -> Iterator[int]:
         # The epoch as it is now: a DataLoader that prefetches must not move to the next one.
         start = self.pairs.epoch * len(self.pairs)
-        return iter(range(start, start + len(self.pairs)))
+        lacking = [FILLER] * (len(self) - len(self.pairs))
+        return iter([*range(start, start + len(self.pairs)), *lacking])

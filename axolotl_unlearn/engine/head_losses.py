@@ -178,7 +178,7 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
         else valuation.objective.function(
             logp,
             None if reference is None else reference.float().log_softmax(-1),
-            valuation.seen(group.next_ids),
+            group.next_ids,
             **valuation.parameters,
         )
         for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
@@ -321,7 +321,7 @@ def _row_statistics(
             continue
         ref_logp = None if reference is None else reference.float().log_softmax(-1)
         value, gradient = _value_and_gradient(
-            valuation, prob, logp, ref_logp, valuation.seen(next_ids), bool(by_logits)
+            valuation, prob, logp, ref_logp, next_ids, bool(by_logits)
         )
         values.append(value)
         if by_logits:

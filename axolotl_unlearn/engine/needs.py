@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -106,7 +105,6 @@ class HeadLoss:
         factor: what a value weighs in the loss, scalar.
         reference: what the reference found there, if the objective compares with it.
         slope: the value is this number times the label's log-prob; None: the objective says.
-        labelled: whether the objective sees the labels.
     """
 
     name: str
@@ -117,11 +115,6 @@ class HeadLoss:
     factor: Tensor | float = 1.0
     reference: ForwardResult | None = None
     slope: float | None = None
-    labelled: bool = True
-
-    def seen(self, next_ids: Tensor) -> Tensor:
-        """The labels that the objective sees, ``[p]``."""
-        return next_ids if self.labelled else torch.full_like(next_ids, IGNORE)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.views import Entry, View, together, view_of
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.reference.base import Reference
 
 
 @dataclass
@@ -52,7 +49,7 @@ def step_loss(
     batch: Mapping[str, Tensor],
     entries: Sequence[Entry],
     *,
-    reference: Reference | Mapping[str, Reference] | None = None,
+    reference: Any = None,
     unwrapped: nn.Module | None = None,
     counts: Tensor | None = None,
     weights: Sequence[float] | None = None,
@@ -65,8 +62,8 @@ def step_loss(
     Args:
         model: as wrapped for training; ``unwrapped`` the bare (PEFT) model inside.
         batch: input_ids, attention_mask, labels ``[R, T]``; role, kind, task ``[R]``.
-        reference: needed if an objective compares with one; one for all entries, or by the name
-            of the entry.
+        reference: what answers where an objective compares (`reference.base.Reference`): one for
+            all entries, or by the name of the entry.
         counts: ``[E]`` units of the whole step; default: those of this micro-batch.
         weights: ``[E]``; default: those of the config.
         scale: undoes later divisions (accumulation steps x processes).
@@ -109,7 +106,7 @@ def _ask_references(
     unwrapped: nn.Module,
     batch: Batch,
     views: Sequence[View],
-    reference: Reference | Mapping[str, Reference] | None,
+    reference: Any,
 ) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
     several = isinstance(reference, Mapping)
@@ -117,7 +114,7 @@ def _ask_references(
         (reference[view.entry.name] if several else reference) if view.compares else None
         for view in views
     ]
-    answers: dict[Reference | None, ForwardResult | None] = {None: None}
+    answers: dict[Any, ForwardResult | None] = {None: None}
     for source in sources:
         if source not in answers:
             asking = [v for v, s in zip(views, sources, strict=True) if s is source]

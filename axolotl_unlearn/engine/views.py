@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -188,31 +188,16 @@ class Distributions(View):
     """The objective is called chunk by chunk where the logits are formed.
 
     Of the reference it needs the hidden states at the head, from which the exact distribution
-    follows (D numbers a position instead of V), and the labels' log-probs where these say which
-    labels it sees.
+    follows (D numbers a position instead of V).
     """
 
     weighed_at_head = True
 
-    def __init__(self, entry: Entry, batch: Batch) -> None:
-        super().__init__(entry, batch)
-        picks = entry.objective.picks
-        self.labels = label_positions(batch) & self.positions if picks else None
-
     def of_reference(self) -> ForwardSpec:
-        return ForwardSpec(labels=self.labels, states={HEAD: self.positions})
+        return ForwardSpec(states={HEAD: self.positions})
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
-        whole = self.valuation(factor, reference=reference)
-        if self.labels is None:
-            return ForwardSpec(valuations=(whole,))
-        objective = self.entry.objective
-        given = {name: one.default for name, one in objective.parameters.items()}
-        given |= self.entry.args.parameters
-        known, labels = map(torch.from_numpy, (reference.known, self.labels))
-        picked = objective.picks(known, labels, **given).numpy()
-        others = replace(whole, positions=self.positions & ~picked, labelled=False)
-        return ForwardSpec(valuations=(replace(whole, positions=picked), others))
+        return ForwardSpec(valuations=(self.valuation(factor, reference=reference),))
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         values = policy.values[self.entry.name]

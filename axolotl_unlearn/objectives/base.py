@@ -115,8 +115,6 @@ class Objective:
         level: How it reads its reference where `unlearn.level` says what unseen text is like:
             "labels" - with the labels' log-probs at that level; "distribution" - at a temperature.
         rows: "alternative" - under ``forget:``, it looks at the alternatives instead.
-        picks: For "distributions" with a reference: which labels the function sees; -100 stands for
-            the others. ``f(ref_logp, mask, **parameters) -> mask``, both ``[row, token]``.
     """
 
     name: str
@@ -130,7 +128,6 @@ class Objective:
     slope: Callable[[dict[str, Any]], float | None] | None = None
     level: Literal["labels", "distribution"] | None = None
     rows: Literal["own", "alternative"] = "own"
-    picks: Callable[..., Tensor] | None = None
 
     @property
     def summary(self) -> str:

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.device import pinned
 from axolotl_unlearn.engine.batch import Batch, to_device, to_host
-from axolotl_unlearn.engine.head import final_logits, output_head
+from axolotl_unlearn.engine.head import final_logits
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import (
     HEAD,
@@ -36,6 +36,7 @@ from axolotl_unlearn.engine.needs import (
 )
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.sharded import anyone, is_sharded, whole
 from axolotl_unlearn.reference.store import RowStore
 
 LOG = logging.getLogger(__name__)
@@ -110,8 +111,6 @@ class Reference:
 
     def digest(self, model: nn.Module, precision: str) -> str:
         """Hash of everything that this reference's numbers depend on, apart from the tokens."""
-        from axolotl_unlearn.reference.precompute import weights_digest
-
         return weights_digest(model, without_adapter=self.without_adapter, also=precision)
 
     def head(self, model: nn.Module) -> Head:
@@ -229,103 +228,7 @@ class Reference:
         return self.look_up(None, None, batch, ForwardSpec(where)).logp[where].double()
 
 
-class AdapterOff(Reference):
-    """The base model under a LoRA adapter that started fresh."""
-
-    without_adapter = True
-
-    @contextmanager
-    def active(self, model: nn.Module) -> Iterator[None]:
-        with adapters_off(model):
-            yield
-
-    def head(self, model: nn.Module) -> Head:
-        head = output_head(model)
-        if hasattr(head, "base_layer"):  # LoRA on the head
-            return head.base_layer
-        if hasattr(head, "original_module"):  # head among modules_to_save
-            return head.original_module
-        # `forward` of the class: the instance's may be intercepted at that moment.
-        return lambda hidden: type(head).forward(head, hidden)
-
-
-def adapter_changes_model(model: nn.Module) -> bool:
-    """Whether switching the adapters off would change the model as it stands.
-
-    A LoRA is the identity while one of its factors is zero: B, or A for embeddings. Initialisations
-    such as PiSSA, OLoRA and LoftQ are not, and the first two move a part of the base weights into
-    the adapter. Weights that are not here (meta device, a ZeRO-3 partition) count as zero.
-    """
-    factors = (
-        parameter
-        for name, parameter in model.named_parameters()
-        if "lora_B." in name or "lora_embedding_A." in name
-    )
-    return any(not p.is_meta and bool(p.detach().any()) for p in factors)
-
-
-#: What PEFT calls the weights that `disable_adapter` switches off, beside a tuner's own prefix.
-_SWITCHED = ("modules_to_save", "trainable_tokens_")
-
-
-def check_trained(model: nn.Module) -> None:
-    """Something is trained, and an adapter's folder will hold all of it.
-
-    Raises:
-        UnlearnError: Nothing is trained, or weights of the base beside an adapter are.
-    """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UnlearnError("no parameter is trained; check `adapter:` and `unfrozen_parameters`.")
-    if hasattr(model, "disable_adapter") and (outside := trained_outside(model)):
-        raise UnlearnError(
-            f"{len(outside)} weights outside of the adapter are trained (first {outside[0]}), "
-            "which an adapter's folder does not hold, so what they forget would be lost: remove "
-            "`unfrozen_parameters` or `adapter`, or name the module in `lora_modules_to_save`."
-        )
-
-
-def trained_outside(model: nn.Module) -> list[str]:
-    """Names of trained parameters that switching the adapters off would leave as they are."""
-    own = (getattr(model.base_model, "prefix", "lora_"), *_SWITCHED)
-    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    return [name for name in trained if not any(part in name for part in own)]
-
-
-def make_reference(
-    mode: str,
-    model: nn.Module,
-    *,
-    starting_adapter: bool,
-    plan: ChunkPlan,
-    will_precompute: bool = False,
-    sharded: bool = False,
-) -> Reference:
-    """The starting model as the reference: as it stands now (call before any resume).
-
-    A fresh LoRA is the identity at the start, so switching it off gives the reference. Else it is a
-    copy of the *trained* weights alone (a starting adapter, or all weights in full fine-tuning).
-
-    Args:
-        mode: ``auto``, ``frozen_copy`` or ``cached``.
-        starting_adapter: the adapter changes the model at the start.
-        will_precompute: `precompute` comes before the first training step, so nothing is copied.
-        sharded: the weights are, or will be, in parts, so that no copy can be swapped in.
-
-    Raises:
-        UnlearnError: A copy of weights in parts is asked for.
-    """
-    remember = mode == "cached"
-    fresh = hasattr(model, "disable_adapter") and not (starting_adapter or trained_outside(model))
-    if fresh and mode != "frozen_copy":
-        return AdapterOff(plan, remember)
-    from axolotl_unlearn.reference.frozen import SHARDED, FrozenCopy
-
-    if sharded and mode == "frozen_copy":
-        raise UnlearnError(SHARDED)
-    return FrozenCopy(model, plan, remember, not (sharded or (remember and will_precompute)))
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module) -> list[nn.Module]:
     """All modules, a shared one more than once: 0.8 ms in 32 layers with LoRA, where ``modules()``,
     which makes a name for each and looks it up, takes 40."""
     modules = [model]
@@ -341,7 +244,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     By flags: ``eval`` and ``train`` set each through a check of its kind, 22 ms in 32 layers with
     LoRA. A model that does more when it is told (``use_kernels``) is told.
     """
-    modules = _modules(model)
+    modules = modules_of(model)
     told = {kind for kind in set(map(type, modules)) if hasattr(kind, "use_kernels")}
     if any(module.use_kernels for module in modules if type(module) in told):
         was_training = model.training
@@ -359,48 +262,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in changed:
             module.__dict__["training"] = True
-
-
-@contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """PEFT's ``disable_adapter`` without its look at every parameter (64 ms in 32 layers): no
-    gradient is taken inside, so none needs to be switched off.
-
-    Raises:
-        UnlearnError: An adapter was switched on inside, so the reference was the policy.
-    """
-    layers = None if torch.is_grad_enabled() else _switches(model)
-    if layers is None:
-        with model.disable_adapter():
-            yield
-        return
-    on = [layer for layer in layers if not layer._disable_adapters]
-    for layer in on:
-        layer._disable_adapters = True
-    try:
-        yield
-        if not all(layer._disable_adapters for layer in layers):
-            raise UnlearnError(
-                "an adapter was on while the reference ran, so the policy was its own reference: "
-                "use `unlearn.reference: frozen_copy`."
-            )
-    finally:
-        for layer in on:
-            layer._disable_adapters = False
-
-
-def _switches(model: nn.Module) -> list[nn.Module] | None:
-    """The adapter layers of a LoRA, which a flag switches; None of other adapters."""
-    from peft.tuners.lora import LoraModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    if type(getattr(model, "base_model", None)) is not LoraModel:
-        return None
-    modules = _modules(model)
-    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-    switched = {kind for kind in set(map(type, modules)) if issubclass(kind, kinds)}
-    return [module for module in modules if type(module) in switched]
 
 
 def _joined(values: list[Tensor], device: torch.device) -> Tensor:
@@ -466,34 +327,27 @@ def row_keys(
     ]
 
 
-def is_part(parameter: Tensor) -> bool:
-    """Whether this process holds a part of the weight only (FSDP2 or ZeRO-3)."""
-    return hasattr(parameter, "ds_id") or hasattr(parameter, "placements")
+def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -> str:
+    """Hash of everything the reference's numbers depend on, apart from the tokens.
 
-
-def whole(parameter: Tensor) -> Tensor:
-    """The weight without its parts' borders; all processes ask at once, and each gets all of it."""
-    if hasattr(parameter, "full_tensor"):
-        return parameter.full_tensor()
-    if hasattr(parameter, "ds_id"):
-        import deepspeed  # `deepspeed.zero` is no module
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    return parameter
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a forward gathers weights from other processes (FSDP, ZeRO-3)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    return any(is_part(p) for p in model.parameters()) or any(
-        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
-    )
-
-
-def anyone(mine: bool, device: torch.device) -> bool:
-    """Whether any process says yes."""
-    flag = torch.tensor(float(mine), device=device)
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-    return bool(flag)
+    Every weight and buffer (a LoRA adapter's excluded if the reference runs without it), the
+    config and ``also`` (precision). About a second per GB.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    for key in ("_name_or_path", "transformers_version"):
+        config.pop(key, None)
+    digest.update(repr(sorted(config.items(), key=lambda item: item[0])).encode())
+    digest.update(f"{type(model).__name__}|{also}|{without_adapter}".encode())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in sorted(tensors):
+        if without_adapter and "lora_" in name:
+            continue
+        value = whole(tensors[name]).detach()
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}".encode())
+        scales = getattr(getattr(tensors[name], "quant_state", None), "absmax", None)
+        for part in (value, scales):
+            if part is not None and part.numel():
+                flat = part.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest.update(flat.numpy())
+    return digest.hexdigest()

@@ -5,11 +5,9 @@ Afterwards full fine-tuning needs no copy of the weights, apart from a trained h
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from axolotl_unlearn.engine.batch import Batch
@@ -19,7 +17,8 @@ from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.views import Entry, together, view_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
-from axolotl_unlearn.reference.base import Reference, is_sharded, whole
+from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.sharded import is_sharded
 
 
 def asks_for_logits(entries: Sequence[Entry]) -> bool:
@@ -140,29 +139,3 @@ def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, stat
             "hidden size; use another one, or `reference: auto` for them.",
             code="reference.hidden-size",
         )
-
-
-def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -> str:
-    """Hash of everything the reference's numbers depend on, apart from the tokens.
-
-    Every weight and buffer (a LoRA adapter's excluded if the reference runs without it), the
-    config and ``also`` (precision). About a second per GB.
-    """
-    digest = hashlib.blake2b(digest_size=12)
-    config = model.config.to_dict() if hasattr(model, "config") else {}
-    for key in ("_name_or_path", "transformers_version"):
-        config.pop(key, None)
-    digest.update(repr(sorted(config.items(), key=lambda item: item[0])).encode())
-    digest.update(f"{type(model).__name__}|{also}|{without_adapter}".encode())
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name in sorted(tensors):
-        if without_adapter and "lora_" in name:
-            continue
-        value = whole(tensors[name]).detach()
-        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}".encode())
-        scales = getattr(getattr(tensors[name], "quant_state", None), "absmax", None)
-        for part in (value, scales):
-            if part is not None and part.numel():
-                flat = part.detach().cpu().contiguous().flatten().view(torch.uint8)
-                digest.update(flat.numpy())
-    return digest.hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from axolotl_unlearn.config import ReferenceArgs
-from axolotl_unlearn.reference.frozen import FrozenCopy
+from axolotl_unlearn.reference.start import FrozenCopy
 
 
 class AskSharded(TrainerCallback):

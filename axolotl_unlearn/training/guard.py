@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.columns import NOBODYS, ROLES
 from axolotl_unlearn.data.checks import block_of, records_of, role_of
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -44,6 +44,8 @@ def blown_up(
     for batch in batches:
         for number in range(len(batch["role"])):
             one = {key: value[number : number + 1] for key, value in batch.items()}
+            if int(one["role"]) == NOBODYS:
+                continue
             row = _SIDES[int(one["role"])], int(one["row"]) if "row" in one else -1
             everyone.append(row)
             for name, (side, loss) in loss_of.items():

@@ -24,27 +24,29 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.columns import NOBODYS, ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned, peak_bytes
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
+from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.packing import refuse_packing
-from axolotl_unlearn.engine.step import in_parts, step_loss
+from axolotl_unlearn.engine.step import StepLoss, in_parts, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import (
-    Reference,
+from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.precompute import ask_all
+from axolotl_unlearn.reference.sharded import anyone
+from axolotl_unlearn.reference.start import (
+    FrozenCopy,
     adapter_changes_model,
-    anyone,
     check_trained,
     make_reference,
 )
-from axolotl_unlearn.reference.frozen import FrozenCopy
-from axolotl_unlearn.reference.precompute import ask_all
+from axolotl_unlearn.reference.teacher import Teacher
 from axolotl_unlearn.training.asking import AskSharded
 from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
 from axolotl_unlearn.training.guard import blown_up
@@ -102,8 +104,6 @@ class UnlearnTrainer(AxolotlTrainer):
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in args.entries()]
         if all(OBJECTIVES[entry.objective].sees == "hidden" for entry in entries):
-            from axolotl_unlearn.engine.layers import freeze_after
-
             freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
         check_trained(self.model)
         self.references = {source: self._make_reference(source) for source in args.references()}
@@ -153,12 +153,9 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def _make_reference(self, source: ReferenceArgs) -> Reference:
         if source.is_teacher:
-            from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel
-
-        if source.model:
-            return TeacherModel(source.model, source.adapter, self.chunk_plan)
-        if source.adapter:
-            return TeacherAdapter(source.adapter, self.chunk_plan)
+            return Teacher(
+                source.model or self.axolotl_cfg.base_model, source.adapter, self.chunk_plan
+            )
         changes = adapter_changes_model(self.model)
         if self.args.world_size > 1:  # the first process alone may have the weights
             changes = anyone(changes, self.args.device)
@@ -244,7 +241,7 @@ class UnlearnTrainer(AxolotlTrainer):
             *(self.eval_dataset.values() if several else [self.eval_dataset]),
         ]
         sets += [one.also_asked for one in self.extensions]
-        if source.model:
+        if source.is_teacher:
             reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
             reference.device = self.args.device  # the policy may still be on none
         with self.accelerator.autocast():
@@ -340,9 +337,7 @@ class UnlearnTrainer(AxolotlTrainer):
         into batches; checkpoints are chosen by it. Trainer's is a mean of the batches' means."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         self._evaluated, phase = self._gathered("eval"), self._phase(training=False)
-        weights = phase.weights(self.state.global_step)
-        for one in self.extensions:
-            weights = one.on_weights(phase.entries, weights)
+        weights = self._weigh(phase)
         means = [total / max(count, 1) for total, count in map(self._part_of, phase.entries)]
         loss = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
         output.metrics[f"{metric_key_prefix}_loss"] = loss
@@ -389,7 +384,7 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(self.train_dataset, training=True),
             description="Training",
             batch_size=self._train_batch_size,
-            sampler_fn=PairSampler,
+            sampler_fn=partial(PairSampler, together=self._train_batch_size * self.args.world_size),
             is_training=True,
         )
 
@@ -402,7 +397,9 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(rows, training=False),
             description="Evaluation",
             batch_size=self.args.eval_batch_size,
-            sampler_fn=PairSampler,
+            sampler_fn=partial(
+                PairSampler, together=self.args.eval_batch_size * self.args.world_size
+            ),
         )
 
     # -- loss --------------------------------------------------------------------------------
@@ -462,10 +459,7 @@ class UnlearnTrainer(AxolotlTrainer):
         step; ``counted``: whether it counts for what is logged, and for extensions."""
         training = model.training
         phase = self._phase(training=training)
-        weights = phase.weights(self.state.global_step)
-        for one in self.extensions:
-            weights = one.on_weights(phase.entries, weights)
-        counts = self._step_counts
+        weights, counts = self._weigh(phase), self._step_counts
         if sides is not None and sides != phase.sides:
             chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
             phase = replace(phase, entries=tuple(phase.entries[i] for i in chosen))
@@ -473,25 +467,45 @@ class UnlearnTrainer(AxolotlTrainer):
         batch = self._marked(self._rows_of(phase, batch))
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
-        scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1
-        result = step_loss(
+        scale = self.current_gradient_accumulation_steps * self.args.world_size
+        result = self._run_step(
             model,
             batch,
             phase.entries,
-            reference={entry.name: self._reference_of(entry) for entry in phase.entries},
-            unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
-            counts=counts if training else unit_counts(phase.entries, batch),
             weights=weights,
-            scale=scale,
-            plan=self.chunk_plan,
+            counts=counts if training else unit_counts(phase.entries, batch),
+            scale=scale if training else 1,
         )
+        if counted:
+            self._note(result, training)
+            for one in self.extensions if training else ():
+                one.on_losses(phase.entries, result.parts, counts)
+        return result.losses
+
+    def _weigh(self, phase: Phase) -> Sequence[float]:
+        weights = phase.weights(self.state.global_step)
+        for one in self.extensions:
+            weights = one.on_weights(phase.entries, weights)
+        return weights
+
+    def _run_step(
+        self, model: nn.Module, batch: Batch, entries: Sequence[Entry], **options: Any
+    ) -> StepLoss:
+        return step_loss(
+            model,
+            batch,
+            entries,
+            reference={entry.name: self._reference_of(entry) for entry in entries},
+            unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
+            plan=self.chunk_plan,
+            **options,
+        )
+
+    def _note(self, result: StepLoss, training: bool) -> None:
         meters = self._meters["train" if training else "eval"]
-        for name, (value, count) in result.parts.items() if counted else ():
+        for name, (value, count) in result.parts.items():
             meters[name][0] += value
             meters[name][1] += count
-        for one in self.extensions if training and counted else ():
-            one.on_losses(phase.entries, result.parts, counts)
-        return result.losses
 
     def _losses_by_side(
         self, model: nn.Module, batch: Batch, sides: set[str] | None = None, counted: bool = True
@@ -504,18 +518,13 @@ class UnlearnTrainer(AxolotlTrainer):
         return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
 
     def _loss_of(self, model: nn.Module, rows: Batch, entry: Entry) -> Tensor:
-        return step_loss(
-            model,
-            self._prepare_inputs(rows),
-            [entry],
-            reference=self._reference_of(entry),
-            unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
-            plan=self.chunk_plan,
-        ).total
+        return self._run_step(model, self._prepare_inputs(rows), [entry]).total
 
     def _rows_of(self, phase: Phase, batch: Batch) -> Batch:
         """The rows that the objectives are for; each role must have some."""
         roles = batch.on_host("role")
+        if (roles == NOBODYS).all():  # it fills the epoch's last batch of some process
+            return batch
         for role in phase.roles:
             if ROLES[role] not in roles:
                 raise UnlearnError(
@@ -588,34 +597,25 @@ class UnlearnTrainer(AxolotlTrainer):
             if len(self.phases) > 1:
                 phase = self._phase(training=False)
                 logs[prefix + "phase"] = 1 + self.phases.index(phase)
-            for callback in self.callback_handler.callbacks:
-                if (bar := getattr(callback, "training_bar", None)) is not None and not prefix:
-                    bar.set_postfix(_shown(logs), refresh=False)
         super().log(_Logs(logs), start_time)
 
     def _gathered(self, phase: str) -> dict[str, tuple[float, float]]:
         """Sum and count of each part since the last time, over processes."""
-        local = self._read_meters(phase)
-        gathered = gather_object([local]) if self.args.world_size > 1 else [local]
-        names = {name for part in gathered for name in part}
-        nothing = (0.0, 0.0)
-        return {
-            name: tuple(sum(part.get(name, nothing)[i] for part in gathered) for i in (0, 1))
-            for name in names
-        }
-
-    def _read_meters(self, phase: str) -> dict[str, tuple[float, float]]:
-        """Sum and count of each part since the last time, in one copy from the device."""
-        meters = self._meters[phase]
+        meters, device = self._meters[phase], self.args.device
         numbers = [
-            torch.as_tensor(x, dtype=exact_dtype(self.args.device), device=self.args.device)
+            torch.as_tensor(x, dtype=exact_dtype(device), device=device)
             for pair in meters.values()
             for x in pair
         ]
-        values = iter(torch.stack(numbers).tolist() if numbers else [])
+        values = iter(torch.stack(numbers).tolist() if numbers else [])  # one copy from the device
         local = {name: (next(values), next(values)) for name in meters}
         meters.clear()
-        return local
+        found: dict[str, tuple[float, float]] = {}
+        for part in gather_object([local]) if self.args.world_size > 1 else [local]:
+            for name, (total, count) in part.items():
+                before = found.get(name, (0.0, 0.0))
+                found[name] = before[0] + total, before[1] + count
+        return found
 
 
 def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
@@ -624,12 +624,6 @@ def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
     peak = peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
     cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak / 2**20)}
     write_json(folder / "cost.json", cost)
-
-
-def _shown(logs: Mapping[str, float]) -> dict[str, str]:
-    """What the progress bar shows of a log."""
-    names = ("forget_nll", "retain_nll", "kl", "log_ratio")
-    return {n: f"{logs[n]:.3g}" for n in names if math.isfinite(logs.get(n, math.nan))}
 
 
 class _Logs(dict):

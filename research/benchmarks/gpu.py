@@ -295,7 +295,7 @@ class Bench:
         from axolotl_unlearn.engine.step import step_loss
         from axolotl_unlearn.engine.token_scoring import Query, score_queries
         from axolotl_unlearn.engine.views import make_entries
-        from axolotl_unlearn.reference.base import make_reference
+        from axolotl_unlearn.reference.start import make_reference
 
         batches = self.batches(2 + max(1, self.steps // 2))
         recipe = (

@@ -54,7 +54,7 @@ def ours(
     from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.engine.views import make_entries
-    from axolotl_unlearn.reference.base import make_reference
+    from axolotl_unlearn.reference.start import make_reference
 
     recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]
     entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])

@@ -16,16 +16,13 @@ import torch
 from annotated_types import Gt, Lt
 from torch import nn
 
-from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.columns import NOBODYS, ROLES
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.training.extensions import Batch, Run, Stateful
 from axolotl_unlearn.training.level import ScoredRows
 
 LOG = logging.getLogger(__name__)
-
-#: A role that no objective is for.
-NOBODYS = -1
 
 
 def most_changed(before: Sequence[float], now: Sequence[float], share: float) -> list[int]:

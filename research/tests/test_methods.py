@@ -218,7 +218,7 @@ def test_a_multiplier_follows_the_loss_of_the_step(stage):
     block = {"forget": {"objective": "flat_logits", "weight": 0.01}}
     held = {"at_most": 3.0, "step": 2.0, "down": 0.5, "penalty": 0.1}
     block["retain"] = {"objective": "nll", "weight": 1.0}
-    block["extensions"] = of("duals:Duals", **held)
+    block["extensions"] = ["research.methods.objectives", *of("duals:Duals", **held)]
     base = {"optimizer": "sgd", "learning_rate": 0.1, "unlearn": block}
     whole = train(stage, "dual", **base, save_strategy="steps", save_steps=3)
     logs = [entry for entry in history(whole) if "loss" in entry]

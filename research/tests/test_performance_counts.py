@@ -9,7 +9,7 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
-from axolotl_unlearn.reference.base import make_reference
+from axolotl_unlearn.reference.start import make_reference
 from research.benchmarks.counts import counted, measure
 from research.benchmarks.gpu import sent_batch
 
