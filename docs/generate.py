@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import typing
 from pathlib import Path
 
 import click
+from axolotl.utils.schemas.enums import CustomSupportedOptimizers
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from transformers.training_args import OptimizerNames
 
 from axolotl_unlearn import config
 from axolotl_unlearn.checks import axolotl_options
@@ -44,6 +47,16 @@ that is not installed is named. `tests/test_options.py` trains with and without 
 | options | effect | |
 |---|---|---|
 """
+
+
+_OPTIMIZERS = """
+## Optimizers
+
+Every name that Axolotl offers. One whose package is not installed is refused with its name.
+
+| `optimizer` | |
+|---|---|"""
+_NAMES = (OptimizerNames, CustomSupportedOptimizers)
 
 
 def _kind(annotation: typing.Any) -> str:
@@ -158,7 +171,23 @@ def options_page() -> str:
     for option, beside in axolotl_options.TABLE["idle"].items():
         cell = f"read {axolotl_options.conditions(beside)}; noted elsewhere"
         rows.append(f"| `{option}` | idle | {cell} |")
-    return _OPTIONS + "\n".join(rows)
+    return _OPTIONS + "\n".join([*rows, "", _OPTIMIZERS, *optimizers()])
+
+
+def optimizers() -> list[str]:
+    """A row for each name that Axolotl offers."""
+    table, refused = axolotl_options.TABLE, {}
+    for group in table["refused"]:
+        for name in group.get("values", {}).get("optimizer", ()):
+            refused[name] = f"refused: {group['why']}; {group['cure']}"
+    rows = []
+    for name in dict.fromkeys(one.value for kind in _NAMES for one in kind):
+        packages = table["needs"]["optimizer"].items()
+        needs = [f"needs the package `{m}`" for p, m in packages if re.fullmatch(p, name)]
+        read = [f"`{k}`" for k, with_ in table["idle"].items() if with_.get("optimizer") == name]
+        reads = [f"reads {', '.join(read)}"] if read else []
+        rows.append(f"| `{name}` | {refused.get(name) or '; '.join(['trained', *needs, *reads])} |")
+    return rows
 
 
 PAGES = {

@@ -40,7 +40,7 @@ def block_of(preset: str, stage: Path = Path("stage")) -> dict:
     if preset != "never-seen":
         return {"preset": preset}
     given = {"teacher": str(stage / "teacher"), "heldout": str(stage / "heldout.jsonl")}
-    return {"preset": preset, **given, "level": {"every": 2, "stop": False, "least_rows": 1}}
+    return {"preset": preset, **given, "level": {"every": 2, "least_rows": 1}}
 
 
 PRESETS = {name: yaml.safe_load(preset_text(name))["unlearn"] for name in preset_names()}
@@ -174,7 +174,7 @@ def block_to_run(name: str, stage: Path) -> dict:
     if name not in PRESETS and OBJECTIVES[name].against_heldout:  # beside what sets its level
         match = {"objective": "match", "reference": {"model": str(stage / "teacher")}}
         block |= {"forget": [block["forget"], match], "retain": {"objective": "nll"}}
-        block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2, "stop": False}
+        block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2}
     return block
 
 

@@ -28,7 +28,8 @@ KNOWN = {
 
 
 def arrows_up() -> set[tuple[str, str]]:
-    """(file, module of ours that it imports from a higher floor); annotations do not count."""
+    """(file, module of ours that it imports from a higher floor), also inside functions and for
+    annotations."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         name = str(path.relative_to(PACKAGE))
@@ -36,9 +37,6 @@ def arrows_up() -> set[tuple[str, str]]:
         if room == "__init__":
             continue
         tree = ast.parse(path.read_text("utf-8"))
-        for node in [n for n in ast.walk(tree) if isinstance(n, ast.If)]:
-            if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-                node.body = []
         for node in ast.walk(tree):
             modules = []
             if isinstance(node, ast.ImportFrom) and node.module:

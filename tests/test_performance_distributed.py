@@ -66,20 +66,6 @@ needs_other_torch = pytest.mark.skipif(
 )
 
 
-@needs_other_torch
-@pytest.mark.slow
-def test_two_processes_of_axolotl_equal_one_with_accumulation(stage, forks_on_cpu):  # noqa: F811
-    """2 processes x 2 pairs x 1 against 1 x 2 x 2, through ``axolotl train``'s own module."""
-    base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 3, "micro_batch_size": 2}
-    one = train(stage, "one-process", **base, gradient_accumulation_steps=2)
-    path = stage / "two.yml"
-    path.write_text(yaml.safe_dump(config(stage, "two-processes", **base)))
-    launch([*TORCHRUN, "-m", "axolotl.cli.train", str(path)])
-    assert_same(one, stage / "two-processes", atol=1e-6)
-    moved = [w.abs().max().item() for n, w in adapter(one).items() if "lora_B" in n]
-    assert max(moved) > 1e-3
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="DeepSpeed runs on a GPU")
 def test_deepspeed_without_a_gpu_is_refused(stage, tmp_path, capsys):  # noqa: F811
     """Accelerate would train on without it. A config may still be made and checked there."""
@@ -135,17 +121,6 @@ def test_example_configs_have_no_fault(name):
     missing = ("does not exist", "data/semeval", "needs the package deepspeed")
     found = [f for f in faults(cfg) if not any(words in f for words in missing)]
     assert not found
-
-
-def test_example_configs_differ_only_in_how_they_distribute():
-    cfgs = {
-        name: yaml.safe_load((ROOT / f"examples/distributed/{name}.yml").read_text())
-        for name in ("ddp", "fsdp2", "zero3")
-    }
-    own = {"output_dir", "fsdp_version", "fsdp_config", "deepspeed", "gradient_checkpointing"}
-    own.add("gradient_checkpointing_kwargs")
-    rest = [{k: v for k, v in cfg.items() if k not in own} for cfg in cfgs.values()]
-    assert rest[0] == rest[1] == rest[2]
 
 
 def test_four_bit_base_gives_its_own_reference():

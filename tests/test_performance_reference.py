@@ -20,7 +20,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import evaluating, weights_digest
 from axolotl_unlearn.reference.precompute import precompute
-from axolotl_unlearn.reference.start import FrozenCopy, adapters_off, make_reference
+from axolotl_unlearn.reference.start import adapters_off, make_reference
 from axolotl_unlearn.reference.store import RowStore
 from axolotl_unlearn.reference.teacher import Teacher, require_same_base, require_same_tokenizer
 
@@ -155,32 +155,6 @@ def test_rows_that_are_not_stored_are_an_error_once_released(tmp_path):
         step_loss(model, random_batch(seed=4), entries, reference=reference)
 
 
-def test_without_kl_nothing_is_kept_in_memory(tmp_path):
-    model, batch = tiny_llama(seed=1), random_batch(seed=3)
-    reference = cached(model)
-    assert isinstance(reference, FrozenCopy) and not reference._frozen
-    entries = entries_for(*CONFIGS[:2])
-    precompute(reference, model, [batch], entries, tmp_path, progress=False)
-    reference.release(model, keep_head=False)
-    assert not reference._frozen and len(reference._hidden) == 0
-    assert torch.isfinite(step_loss(model, batch, entries, reference=reference).total)
-
-
-def test_interrupted_precomputation_goes_on(tmp_path):
-    """Of three batches two are done; the second's last record is cut in its middle."""
-    model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
-    batches = [random_batch(seed=s) for s in range(3)]
-    assert precompute(cached(model), model, batches[:2], entries, tmp_path, progress=False) == 2
-    (file,) = tmp_path.glob("*/logp-0.bin")
-    file.write_bytes(file.read_bytes()[:-3])
-    reference = cached(model)
-    assert precompute(reference, model, batches, entries, tmp_path, progress=False) == 2
-    again = cached(model)
-    assert precompute(again, model, batches, entries, tmp_path, progress=False) == 0
-    for key in reference._logp:
-        assert_close(again._logp[key], reference._logp[key])
-
-
 def test_killed_with_kill_9_a_precomputation_goes_on(tmp_path):
     """At drawn moments: what is on the disk is kept, and all numbers are those of a run in peace,
     bit for bit."""
@@ -304,32 +278,6 @@ def test_two_processes_share_the_work(tmp_path):
     assert parts[0].forwards == parts[1].forwards == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_store_returns_what_was_put_in(dtype, tmp_path):
-    store = RowStore(tmp_path, "hidden")
-    values = {bytes([i]) * 16: torch.randn(i, 5).to(dtype) for i in range(1, 6)}
-    for key, value in values.items():
-        store[key] = value
-    store.close()
-    again = RowStore(tmp_path, "hidden", part=1)
-    assert set(again) == set(values)
-    for key, value in values.items():
-        assert_close(again[key], value)
-        assert_close(store[key], value)
-
-
-def test_what_is_put_in_together_comes_to_the_file_at_once(tmp_path):
-    """However large: a batch of which a killed run left some rows would be computed anew without
-    them, with other last bits."""
-    store = RowStore(tmp_path, "hidden")
-    for number in range(3):
-        store[bytes([number]) * 16] = torch.full((300_000,), float(number))
-    assert not len(RowStore(tmp_path, "hidden", part=1))
-    store.flush()
-    again = RowStore(tmp_path, "hidden", part=1)
-    assert [float(again[key][-1]) for key in sorted(again)] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("bit", [1, 0x80])
 def test_a_changed_bit_in_a_store_is_a_sentence_or_a_row_that_is_asked_again(tmp_path, bit):
     store = RowStore(tmp_path, "logp")
@@ -347,18 +295,6 @@ def test_a_changed_bit_in_a_store_is_a_sentence_or_a_row_that_is_asked_again(tmp
             assert "damaged" in str(error)
         else:
             assert all(torch.equal(value, values[key]) for key, value in read.items()), place
-
-
-def test_damaged_store_is_an_error(tmp_path):
-    store = RowStore(tmp_path, "logp")
-    store[b"k" * 16] = torch.arange(4.0)
-    store.close()
-    data = tmp_path / "logp-0.bin"
-    raw = bytearray(data.read_bytes())
-    raw[-5] ^= 1
-    data.write_bytes(raw)
-    with pytest.raises(UnlearnError, match="damaged"):
-        RowStore(tmp_path, "logp")[b"k" * 16]
 
 
 def test_digest_of_a_fresh_adapter_is_that_of_its_base():

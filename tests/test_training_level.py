@@ -312,9 +312,9 @@ def test_matching_draws_from_the_first_look_after_the_settling(life, objective):
     def same(one, other):
         return all(torch.equal(one[name], other[name]) for name in one)
 
-    late = {"settle": 0.99, "stop": False}
+    late = {"settle": 0.99, "patience": 99}
     assert same(weights("plain", False, **late), weights("late", True, **late))
-    early = {"settle": 0.0, "stop": False}
+    early = {"settle": 0.0, "patience": 99}
     assert not same(weights("corrected", False, **early), weights("drawn", True, **early))
 
 

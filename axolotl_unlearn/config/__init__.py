@@ -401,17 +401,8 @@ class LevelArgs(Strict):
         description="rows of each kind and task that a look scores on either side, at most; with "
         "per_document all",
     )
-    gain: float = Field(
-        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
-    )
     settle: float = Field(
         0.25, ge=0, lt=1, description="share of the steps before targets are moved"
-    )
-    stop: bool = Field(
-        True, description="end when no attack tells forget documents from held-out ones"
-    )
-    margin: float = Field(
-        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
     )
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"

@@ -113,7 +113,7 @@ class Level:
         temperature: Of what the teacher says instead of a label, see `sharpen`.
     """
 
-    gain: float = 0.5
+    gain: float = 0.25
     maps: dict[Hashable, list[Calibration]] = field(default_factory=dict)
     temperature: float = 1.0
 

@@ -258,15 +258,15 @@ def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
 
 def _kept(
     rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]], device: torch.device
-) -> tuple[float, float] | tuple[()]:
-    """Mean loss of the model that rows are held to, and the share that it says word by word; empty
-    if that is not known of all of them."""
+) -> dict[str, float]:
+    """`Stopping.start` and its share said of the model that rows are held to; empty if that is not
+    known of all of them."""
     asked = [_asked(row, entries, device) for row in rows]
     if not asked or None in asked:
-        return ()
+        return {}
     losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in asked]
     said = [bool((x.argmax(-1) == y).all()) for x, y in asked]
-    return float(torch.cat(losses).mean()), float(np.mean(said))
+    return {"start": float(torch.cat(losses).mean()), "said_at_start": float(np.mean(said))}
 
 
 def agreed(mine: T) -> T:
@@ -283,7 +283,7 @@ class LevelCallback(Extension):
         level: In whose scale objectives with a `Objective.level` read their reference.
         forget, heldout, retain: Rows to watch.
         also_asked: The held-out rows as references are asked about them.
-        stopping: The rule, from `on_start` on; None trains to the last step and keeps it.
+        stopping: The rule, from `on_start` on.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
         rest: For each held-out row `entropy_without` of what the reference says of it, ``[T, K]``,
@@ -301,7 +301,7 @@ class LevelCallback(Extension):
     heldout: ScoredRows
     retain: ScoredRows
     also_asked: Dataset | None = None
-    stopping: Stopping | None = None
+    stopping: Stopping = field(default_factory=Stopping)
     out: Path | None = None
     log: Callable[[dict[str, float]], None] = lambda _: None
     rest: Sequence[Tensor | None] | None = None
@@ -344,7 +344,7 @@ class LevelCallback(Extension):
         kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
         return cls(
             args,
-            Level(args.gain),
+            Level(),
             *(ScoredRows(own, tokenizer) for own in (forget, [*unseen], kept)),
             also_asked=unseen,
             out=run.out,
@@ -375,10 +375,11 @@ class LevelCallback(Extension):
             heldout = enumerate(self.heldout.rows)
             told = (None if i % some else _asked(row, instead, device) for i, row in heldout)
             self.rest = [one and entropy_without(*one).cpu() for one in told]
-        if args.stop:
-            held = [pair for pair in by_teacher if pair[0].side == "retain"]
-            kept = _kept(self.retain.rows, held, device)
-            self.stopping = Stopping(args.margin, args.retain, args.patience, args.said, *kept)
+        held = [pair for pair in by_teacher if pair[0].side == "retain"]
+        kept = _kept(self.retain.rows, held, device)
+        self.stopping = Stopping(
+            tolerance=args.retain, patience=args.patience, said=args.said, **kept
+        )
         if resumed:
             self.load(resumed)
 
@@ -470,8 +471,6 @@ class LevelCallback(Extension):
             if self.args.certainty:
                 self.sharpen()
             self.gather(model)
-        if self.stopping is None:
-            return False, False
         seen, unseen = (
             document_scores(rows, rows.facts, self.judged, not self.order_only) for rows in both
         )
@@ -494,7 +493,7 @@ class LevelCallback(Extension):
         return verdict
 
     def _moving(self) -> list[Any]:
-        return [one for one in (self.level, self.stopping, *self.distributions.values()) if one]
+        return [self.level, self.stopping, *self.distributions.values()]
 
     def on_checkpoint(self, out: Path, folder: Path) -> None:
         """What a resumed run needs to go on bit by bit."""
@@ -527,8 +526,7 @@ class LevelCallback(Extension):
         self.began = time.monotonic()
         with evaluating(model):
             self.watch(model, 0, correct=False)
-        if self.stopping is not None:
-            self.stopping.best = (float("inf"),) * 3  # the start is what is to go
+        self.stopping.best = (float("inf"),) * 3  # the start is what is to go
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
@@ -559,8 +557,6 @@ class LevelCallback(Extension):
     @torch.no_grad()
     def on_train_end(self, args, state, control, model=None, **_):
         rule = self.stopping
-        if rule is None:
-            return control
         if self.kept and rule.best_step != state.global_step:
             LOG.info("the state of step %s is the best one and is kept.", rule.best_step)
             for name, p in model.named_parameters():

@@ -7,7 +7,7 @@ import math
 import resource
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -384,7 +384,7 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(self.train_dataset, training=True),
             description="Training",
             batch_size=self._train_batch_size,
-            sampler_fn=partial(PairSampler, together=self._train_batch_size * self.args.world_size),
+            sampler_fn=self._sampler(self._train_batch_size),
             is_training=True,
         )
 
@@ -401,6 +401,9 @@ class UnlearnTrainer(AxolotlTrainer):
                 PairSampler, together=self.args.eval_batch_size * self.args.world_size
             ),
         )
+
+    def _sampler(self, batch: int) -> Callable[[PairedDataset], PairSampler]:
+        return partial(PairSampler, together=batch * self.args.world_size)
 
     # -- loss --------------------------------------------------------------------------------
 
@@ -467,14 +470,14 @@ class UnlearnTrainer(AxolotlTrainer):
         batch = self._marked(self._rows_of(phase, batch))
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
-        scale = self.current_gradient_accumulation_steps * self.args.world_size
+        scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1
         result = self._run_step(
             model,
             batch,
             phase.entries,
             weights=weights,
             counts=counts if training else unit_counts(phase.entries, batch),
-            scale=scale if training else 1,
+            scale=scale,
         )
         if counted:
             self._note(result, training)
