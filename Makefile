@@ -129,8 +129,9 @@ $(ZERO): $(VENV)/.ready
 test-zero: setup $(ZERO)  ## LoRA and full fine-tuning under ZeRO on two processes of the CPU, with DeepSpeed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.zero python -m pytest -q tests/test_training_processes.py tests/test_performance_distributed.py -k "zero or goes_on or ddp"
 
-fuzz: setup  ## 200 000 bad inputs: rows, configs, results, ledgers, command lines
-	FUZZ_CASES=200000 OMP_NUM_THREADS=1 python -m pytest -q --timeout 0 tests/test_fuzz.py
+fuzz: setup  ## 200 000 bad inputs; 2 000 trainings and 2 000 templates against plain ones
+	FUZZ_CASES=200000 TRAINING_DRAWS=2000 TEMPLATE_DRAWS=2000 OMP_NUM_THREADS=1 \
+	  python -m pytest -q --timeout 0 tests/test_fuzz.py tests/test_fuzz_training.py tests/test_data_templates.py
 
 test-faults: setup  ## disk faults, kills, cut files, bad inputs, and how many of each
 	OMP_NUM_THREADS=1 python tests/faults.py

@@ -17,9 +17,9 @@ from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sen
 
 if TYPE_CHECKING:
     from axolotl.common.datasets import TrainDatasetMeta
-    from axolotl.utils.dict import DictDefault
 
     from axolotl_unlearn.config import UnlearnArgs
+    from axolotl_unlearn.versions import DictDefault
 
 LOG = logging.getLogger(__name__)
 

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import entry_points, version
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Axolotl's `DictDefault`, which six of our files use: imported where it is asked for."""
+    if name != "DictDefault":
+        raise AttributeError(name)
+    from axolotl.utils.dict import DictDefault
+
+    return DictDefault
 
 
 def _pair(text: str) -> tuple[int, int]:

@@ -34,7 +34,8 @@ def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
     if not any(map(is_tokenizer, files)) and not cached_on_hub(name):
         return None
     from axolotl.loaders import load_tokenizer
-    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.versions import DictDefault
 
     try:
         return load_tokenizer(DictDefault(cfg | {"tokenizer_config": name}))
@@ -118,7 +119,8 @@ def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
         return
     import datasets
     from axolotl.utils.data.shared import load_dataset_with_config
-    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.versions import DictDefault
 
     before = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as folder:

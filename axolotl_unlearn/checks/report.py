@@ -80,8 +80,9 @@ def axolotl_faults(cfg: dict) -> list[str]:
     """What Axolotl itself finds wrong, as `axolotl train` would."""
     from axolotl.cli.config import gpu_capabilities, prepare_plugins
     from axolotl.utils.config import validate_config
-    from axolotl.utils.dict import DictDefault
     from pydantic import ValidationError
+
+    from axolotl_unlearn.versions import DictDefault
 
     cfg = DictDefault(cfg)
     capabilities, environment = gpu_capabilities()

@@ -182,9 +182,9 @@ class Encoder:
     def _chat_strategy(self) -> Any:
         """Axolotl's own for an entry ``{type: chat_template}``."""
         from axolotl.prompt_strategies import load
-        from axolotl.utils.dict import DictDefault
 
         from axolotl_unlearn.data.typed import checked
+        from axolotl_unlearn.versions import DictDefault
 
         settings = DictDefault({**self.cfg, "sequence_len": self.max_length})
         entry = checked({"type": "chat_template"}, settings)

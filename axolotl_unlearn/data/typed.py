@@ -246,9 +246,10 @@ def _tokenised(
     from axolotl.prompt_strategies import load
     from axolotl.prompt_tokenizers import DatasetWrappingStrategy, InvalidDataException
     from axolotl.utils.data.wrappers import get_dataset_wrapper
-    from axolotl.utils.dict import DictDefault
     from datasets import Dataset
     from jinja2 import TemplateError
+
+    from axolotl_unlearn.versions import DictDefault
 
     # As Arrow hands them to a strategy: with nulls where other rows have a field.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -349,9 +350,10 @@ def _with_labels(columns: Mapping[str, Any]) -> dict[str, list[int]]:
 def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
     """The entry as Axolotl's own schema leaves it."""
     from axolotl.utils.config import normalize_cfg_datasets
-    from axolotl.utils.dict import DictDefault
     from axolotl.utils.schemas.datasets import SFTDataset
     from pydantic import ValidationError
+
+    from axolotl_unlearn.versions import DictDefault
 
     given = {key: value for key, value in entry.items() if key not in ("rl", "text_column")}
     strange = [key for key in given if key not in SFTDataset.model_fields]
@@ -385,7 +387,8 @@ def _preferred(
 
     from axolotl.prompt_strategies.dpo import load
     from axolotl.utils.data.utils import remove_double_bos_token
-    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.versions import DictDefault
 
     method, kind = entry["rl"], entry.get("type")
     if method not in PREFERENCE:

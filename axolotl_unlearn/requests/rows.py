@@ -115,8 +115,9 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
         return [dict(row) for _, row in read_rows(path)][first:]
     from axolotl.utils.data.shared import load_dataset_with_config
-    from axolotl.utils.dict import DictDefault
     from datasets import load_dataset
+
+    from axolotl_unlearn.versions import DictDefault
 
     try:
         if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
@@ -432,7 +433,7 @@ def encoded(request: Path | str, part: str, tokenizer: Any) -> list[Typed]:
     Raises:
         UnlearnError: The request has no such part.
     """
-    from axolotl.utils.dict import DictDefault
+    from axolotl_unlearn.versions import DictDefault
 
     cfg = DictDefault(read_config(Path(request) / "forget.yml"))
     data = unlearn_config(cfg).data

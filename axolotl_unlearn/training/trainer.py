@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import resource
 import shutil
@@ -59,6 +60,7 @@ from axolotl_unlearn.training.phases import (
 )
 from axolotl_unlearn.training.resume import MADE_OF, made_of, require_same
 
+LOG = logging.getLogger(__name__)
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
 REMEMBERED = "remembered"
 
@@ -100,6 +102,13 @@ class UnlearnTrainer(AxolotlTrainer):
         self._axolotl_cfg = cfg
         self.unlearn_args = args = unlearn_config(cfg)
         self.chunk_plan = ChunkPlan(mib=args.chunk_mib)
+        if self.args.world_size > 1 and any(
+            entry.parameters.get("reduction") == "batch_token_mean" for _, entry in args.entries()
+        ):
+            LOG.warning(
+                "`reduction: batch_token_mean` is a mean over the micro-batch of one process: the "
+                "update on %d processes is not that of one.", self.args.world_size,
+            )  # fmt: skip
         if not args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in args.entries()]
