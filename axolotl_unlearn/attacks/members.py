@@ -16,14 +16,13 @@ from scipy.stats import norm
 
 from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
 from axolotl_unlearn.attacks.results import grid
-from axolotl_unlearn.attacks.target import bound_to, find_side
+from axolotl_unlearn.attacks.target import bound_to
 from axolotl_unlearn.data.documents import author_of, read_documents
-from axolotl_unlearn.data.records import document_id, read_rows
+from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
 from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
-    MIN_TEXTS,
     blind_baselines,
     blind_sentence,
     told_documents,
@@ -33,10 +32,6 @@ from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]
-#: Of each member and of each non-member.
-Groups = tuple[Sequence[str], Sequence[str]]
-#: Names of the groups of `by_date`.
-NEAR, FAR = "near the cut-off", "far from it"
 TITLES = {"membership": "Attacks on membership", "inside": "Looking inside"}
 
 
@@ -58,23 +53,16 @@ def chosen(known: Mapping[str, Attack], text: str | None, inside: bool = False) 
 
 
 def attack_model(
-    target: Target,
-    members: Documents,
-    nonmembers: Documents,
-    attacks: Sequence[Attack],
-    groups: Groups | None = None,
+    target: Target, members: Documents, nonmembers: Documents, attacks: Sequence[Attack]
 ) -> dict[str, Any]:
     """Each attack judged, with a control against it.
-
-    Members of a group are also judged against non-members of it, because an average hides a
-    minority that leaks more (arXiv 2412.08559).
 
     Returns:
         ``tests`` by title: auc, low, high (95 %), p (of the difference from the control where there
         is one; before any correction), p_corrected (Holm's over all tests here), n, tpr_at_1, what
         the attack sees, and with a control ``control`` (its AUC) and ``difference`` {value, low,
-        high}; ``missing``: titles of what could not be made, ``reasons`` of each; ``documents``:
-        `by_document`; ``status``.
+        high}; ``missing``: attacks that could not be made, ``reasons`` of each; ``documents``:
+        `by_document`; ``status``: "told", "not told", or "open": nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     # What a text is not independent of: its author, else its document.
@@ -86,34 +74,27 @@ def attack_model(
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for one in attacks:
-        about = {"access": one.access, "cost": one.cost, "source": one.source}
         judge = _ranked if one.judge is None else _learned
         try:
             pairs = [_look(one, target, sides)]
             if target.control is not None and not one.control:
                 pairs.append(_look(one, target.control, sides))
-            tests[one.name] = about | judge(one, pairs, clusters, target.seed)
+            found = judge(one, pairs, clusters, target.seed)
         except UnlearnError as error:
             missing[one.name] = str(error)
             continue
-        if one.judge is not None:
-            continue
-        apart = [a - b for a, b in zip(*pairs, strict=True)] if pairs[1:] else pairs[0]
-        scores[one.name] = tuple(apart)
-        for group, places in _places(groups).items():
-            title = f"{one.name} in group {group}"
-            if min(map(len, places)) < MIN_TEXTS:
-                missing[title] = f"fewer than {MIN_TEXTS} members or non-members"
-                continue
-            some = [tuple(side[p] for side, p in zip(pair, places, strict=True)) for pair in pairs]
-            names = tuple([side[i] for i in p] for side, p in zip(clusters, places, strict=True))
-            tests[title] = about | _ranked(one, some, names, target.seed)
+        tests[one.name] = {"access": one.access, "cost": one.cost, "source": one.source} | found
+        if one.judge is None:
+            apart = [a - b for a, b in zip(*pairs, strict=True)] if pairs[1:] else pairs[0]
+            scores[one.name] = tuple(apart)
     corrected = holm([row["p"] for row in tests.values()]) if tests else ()
     for row, p in zip(tests.values(), corrected, strict=True):
         row["p_corrected"] = float(p)
-    found = {"tests": tests, "missing": [*missing], "reasons": missing}
-    found["documents"] = by_document(members, scores)
-    return found | {"status": status(found)}
+    status = "not told" if tests and not missing else "open"
+    if any(row["p_corrected"] < 1 - LEVEL for row in tests.values()):
+        status = "told"
+    found = {"tests": tests, "missing": [*missing], "reasons": missing, "status": status}
+    return found | {"documents": by_document(members, scores)}
 
 
 def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
@@ -185,74 +166,6 @@ def by_document(
     return found
 
 
-def _places(groups: Groups | None) -> dict[str, list[list[int]]]:
-    """Of each group the numbers of its members and of its non-members."""
-    return {
-        group: [[i for i, one in enumerate(side) if one == group] for side in groups]
-        for group in (sorted({*groups[0], *groups[1]}) if groups else ())
-    }
-
-
-def by_date(members: Sequence[str], nonmembers: Sequence[str]) -> Groups:
-    """Regression discontinuity (arXiv 2406.17975): which texts lie next to the date of the cut-off.
-
-    Members older than all non-members differ from them by their time, whatever the model is. Next
-    to the cut-off they differ least: there stand the later half of the older side and the earlier
-    half of the other one. The paper takes a window of time; the halves are ours.
-
-    Args:
-        members, nonmembers: Dates in one form that sorts as text does (ISO 8601).
-    """
-    ranks = np.unique([*members, *nonmembers], return_inverse=True)[1]
-    older, newer = np.median(ranks[: len(members)]), np.median(ranks[len(members) :])
-
-    def side(dates: Sequence[str], latest: bool) -> list[str]:
-        order = sorted(range(len(dates)), key=dates.__getitem__, reverse=latest)
-        near = set(order[: (len(dates) + 1) // 2])
-        return [NEAR if i in near else FAR for i in range(len(dates))]
-
-    return side(members, older <= newer), side(nonmembers, older > newer)
-
-
-def groups_of(data_dir: Path, limit: int | None = None) -> Groups | None:
-    """By the field ``group`` of the rows, else by ``date`` (`by_date`) where all have one."""
-    rows = [
-        [row for _, row in read_rows(find_side(data_dir, side))][:limit]
-        for side in ("member", "nonmember")
-    ]
-    names = tuple([str(row.get("group", "none")) for row in side] for side in rows)
-    if len({*names[0], *names[1]}) > 1:
-        return names
-    if all("date" in row for side in rows for row in side):
-        return by_date(*([str(row["date"]) for row in side] for side in rows))
-    return None
-
-
-def blind(
-    members: Documents, nonmembers: Documents, groups: Groups | None = None
-) -> dict[str, Any]:
-    """What the texts alone tell, without a model, and the warning about it; in each group too."""
-    sides = [[text for _, text in side] for side in (members, nonmembers)]
-    found = blind_baselines(*sides)
-    told: dict[str, Any] = {
-        "baselines": {name: asdict(one) for name, one in found.items()},
-        "warning": blind_sentence(found),
-    }
-    for name, places in _places(groups).items():
-        some = [[side[i] for i in one] for side, one in zip(sides, places, strict=True)]
-        if min(map(len, some)) >= MIN_TEXTS:
-            inner = {one: asdict(base) for one, base in blind_baselines(*some).items()}
-            told.setdefault("groups", {})[name] = inner
-    return told
-
-
-def status(found: Mapping[str, Any]) -> str:
-    """ "told", "not told", or "open": nothing told, but an attack is missing."""
-    if any(one["p_corrected"] < 1 - LEVEL for one in found["tests"].values()):
-        return "told"
-    return "not told" if found["tests"] and not found["missing"] else "open"
-
-
 def sentence(model: str, found: Mapping[str, Any]) -> str:
     """What the attacks say of a model, in words."""
     tests, figures = found["tests"], ""
@@ -316,8 +229,12 @@ def attack_models(
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
-    groups = groups_of(data_dir, limit)
-    alone, digests = blind(*sides, groups), data_digests(data_dir, ("member", "nonmember"))
+    digests = data_digests(data_dir, ("member", "nonmember"))
+    alone = blind_baselines(*([text for _, text in side] for side in sides))
+    blind = {
+        "baselines": {name: asdict(one) for name, one in alone.items()},
+        "warning": blind_sentence(alone),
+    }
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:
         model = load_model(spec, dtype=getattr(torch, dtype), device=device)
@@ -325,9 +242,9 @@ def attack_models(
 
     against, made = load(specs[-1]) if control else None, []
     for spec in specs[: len(models)]:
-        found = attack_model(load(spec, against), *sides, attacks, groups)
+        found = attack_model(load(spec, against), *sides, attacks)
         names = {"model": spec.name, "control": specs[-1].name if control else None}
-        facts = {"data_dir": str(data_dir), "seed": seed, "blind": alone}
+        facts = {"data_dir": str(data_dir), "seed": seed, "blind": blind}
         facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
         counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
         facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}

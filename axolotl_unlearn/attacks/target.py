@@ -17,7 +17,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import find_file, interleave
+from axolotl_unlearn.evaluation.sets import interleave, need_file
 from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.models import (
     ModelSpec,
@@ -82,27 +82,9 @@ def make_subjects(
     return first, other[0] if other else None
 
 
-def find_side(data_dir: Path, side: str) -> Path:
-    """The file of ``forget``, ``retain``, ``member`` or ``nonmember`` rows of a data folder.
-
-    Raises:
-        UnlearnError: if the folder or the file is missing.
-    """
-    if not data_dir.is_dir():
-        raise UnlearnError(
-            f"the data folder {data_dir} does not exist; name one with {side}.jsonl."
-        )
-    path = find_file(data_dir, side)
-    if path is None:
-        raise UnlearnError(
-            f"{data_dir} has no {side}.jsonl (.json, .parquet): records with input and output."
-        )
-    return path
-
-
 def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
-    """``forget`` or ``retain`` rows of a data folder; errors of `find_side`."""
-    path = find_side(data_dir, side)
+    """``forget`` or ``retain`` rows of a data folder; raises UnlearnError where there are none."""
+    path = need_file(data_dir, side)
     return path, read_records(path)
 
 
@@ -117,7 +99,7 @@ def limited(records: Sequence[Record], limit: int | None) -> list[Record]:
     if limit is None or limit >= len(records):
         return list(records)
     if limit < 1:
-        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="attack.limit")
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.task, record.kind), []).append(record)

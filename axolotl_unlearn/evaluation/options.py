@@ -32,23 +32,20 @@ def read_options(path: str | os.PathLike[str]) -> list[Option]:
     """
     options = []
     for place, row in read_rows(path):
-        where = f"{path}, {place}"
         question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
-        if not isinstance(question, str) or not question.strip():
-            raise UnlearnError(f"{where}: field 'question' must be a text that is not empty.")
-        texts = isinstance(choices, list) and all(isinstance(c, str) and c.strip() for c in choices)
-        if not texts or len(choices) < 2:
-            raise UnlearnError(f"{where}: field 'choices' must be a list of two or more texts.")
-        if len(set(choices)) != len(choices):
-            raise UnlearnError(f"{where}: two of the 'choices' are the same; make them differ.")
-        if isinstance(answer, bool) or not isinstance(answer, int):
-            raise UnlearnError(f"{where}: field 'answer' must be the number of a choice, from 0.")
-        if not 0 <= answer < len(choices):
-            says = f"but the choices are numbered 0 to {len(choices) - 1}"
-            raise UnlearnError(f"{where}: 'answer' is {answer} {says}.")
+        texts = choices if isinstance(choices, list) else []
+        texts = [one for one in texts if isinstance(one, str) and one.strip()]
+        faults = {
+            "field 'question' must be a text that is not empty":
+                not isinstance(question, str) or not question.strip(),
+            "field 'choices' must be a list of two or more texts, all different":
+                len(set(texts)) < 2 or len(set(texts)) < len(choices),
+            f"field 'answer' must be the number of a choice, from 0 to {len(texts) - 1}":
+                type(answer) is not int or not 0 <= answer < len(texts),
+        }  # fmt: skip
+        if fault := next((says for says, is_so in faults.items() if is_so), None):
+            raise UnlearnError(f"{path}, {place}: {fault}.", code="eval.bad-question")
         name, group = str(row.get("id", f"row{len(options)}")), str(row.get("group", ""))
-        texts = tuple(f" {choice.strip()}" for choice in choices)
-        options.append(Option(name, question.strip(), texts, answer, group))
-    if not options:
-        raise UnlearnError(f"{path} has no rows; remove it or fill it.")
+        following = tuple(f" {choice.strip()}" for choice in texts)
+        options.append(Option(name, question.strip(), following, answer, group))
     return options

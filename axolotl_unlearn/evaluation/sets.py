@@ -89,7 +89,7 @@ class EvaluationSets:
         if limit is None:
             return self
         if limit < 1:
-            raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+            raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="eval.limit")
         rows, documents = self.rows[:limit], self.documents[:limit]
         kept = {s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")}
         for side in ("member", "nonmember"):
@@ -152,13 +152,12 @@ def load_sets(
         UnlearnError: The first fault found: file, row or key, and the cure.
     """
     folder = Path(data_dir or DEFAULT_DATA_DIR)
-    if not folder.is_dir():
-        raise UnlearnError(_no_folder(folder))
+    check_folder(folder)
     notes: list[str] = []
     sides: dict[str, list[Any]] = {"forget": [], "retain": [], "member": [], "nonmember": []}
     if "tasks" in parts:
         sides |= {side: _records(folder, side, notes) for side in ("forget", "retain")}
-        paths = [str(_need(folder, side)) for side in ("forget", "retain")]
+        paths = [str(need_file(folder, side)) for side in ("forget", "retain")]
         check_disjoint(sides["forget"], sides["retain"], *paths)
     if "mia" in parts:
         sides |= {s: _documents(folder, s, min_members, join) for s in ("member", "nonmember")}
@@ -168,7 +167,8 @@ def load_sets(
             raise UnlearnError(
                 f"{folder}: {len(twins)} texts are both member and non-member (first: {first!r} "
                 f"and {second!r}); a text that was memorised is no non-member: remove it from "
-                "nonmember."
+                "nonmember.",
+                code="eval.both-sides",
             )
     general = find_file(folder, "general") if "mmlu" in parts else None
     utility, source = (read_options(general), "general") if general else ([], "")
@@ -176,11 +176,20 @@ def load_sets(
         notes.append(no_utility(folder))
     path = canaries or find_file(folder, NAME)
     rows, coins = read_canaries(path) if path else ([], [])
-    sets = EvaluationSets(folder, **sides, utility=utility, utility_source=source, notes=notes,
-                          canaries=rows, coins=coins,
-                          synthetic=_is_generated(folder))  # fmt: skip
+    sets = EvaluationSets(
+        folder, **sides, utility=utility, utility_source=source, notes=notes, canaries=rows,
+        coins=coins, synthetic=_is_generated(folder),
+    )  # fmt: skip
     if "tasks" in parts:
-        notes += _lonely("forget", sets.forget) + _lonely("retain", sets.retain)
+        for side in ("forget", "retain"):
+            rows = sides[side]
+            alone = len({row.document for row in rows}) == len(rows) > 1
+            # Own ids make every row a document of its own, and intervals too narrow if it is not.
+            if alone and not any(row.source or kind_of(row.id) for row in rows):
+                notes.append(
+                    f"every row of {side} counts as a document of its own; if several rows are "
+                    "made from one text, name it in a field `document`, or intervals are too narrow"
+                )
         present = {row.cell for row in sets.rows}
         if absent := [name for name in CELLS if name not in present]:
             notes.append(
@@ -188,17 +197,6 @@ def load_sets(
                 f"{len(present)} of 12 cells"
             )
     return sets
-
-
-def _lonely(name: str, records: Sequence[Record]) -> list[str]:
-    """Own ids make every row a document of its own, and intervals too narrow if it is not."""
-    alone = len({record.document for record in records}) == len(records) > 1
-    if not alone or any(record.source or kind_of(record.id) for record in records):
-        return []
-    return [
-        f"every row of {name} counts as a document of its own; if several rows are made from one "
-        "text, name it in a field `document`, or intervals are too narrow"
-    ]
 
 
 def no_utility(folder: Path) -> str:
@@ -216,32 +214,34 @@ def find_file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _no_folder(folder: Path) -> str:
-    if folder == Path(DEFAULT_DATA_DIR):
-        return (
-            f"{folder}, the demo's data, does not exist in the working folder; name your own "
-            'folder: `--data DIR` (in lm_eval `--metadata \'{"data_dir": "DIR"}\'`).'
-        )
+def check_folder(folder: Path) -> None:
+    """Raises UnlearnError where there is no such data folder."""
+    if folder.is_dir():
+        return
     what = "is a file" if folder.is_file() else "does not exist"
-    return (
-        f"the data folder {folder} {what}; name a folder with forget.jsonl, retain.jsonl, "
-        "member.jsonl and nonmember.jsonl (relative paths start from the working folder)."
+    raise UnlearnError(
+        f"the data folder {folder} {what}; name one with forget.jsonl, retain.jsonl, member.jsonl "
+        'and nonmember.jsonl: `--data DIR` (in lm_eval `--metadata \'{"data_dir": "DIR"}\'`).',
+        code="eval.no-folder",
     )
 
 
-def _need(folder: Path, name: str) -> Path:
-    path = find_file(folder, name)
-    if path is None:
-        needed = {
-            "member": "documents that the model memorised (id, document)",
-            "nonmember": "documents it has never seen (id, document)",
-        }.get(name, "records with id, input, output, task")
-        raise UnlearnError(f"{folder} has no {name}.jsonl (.json, .parquet): {needed}.")
-    return path
+def need_file(folder: Path, name: str) -> Path:
+    """`find_file`; raises UnlearnError where the folder or the file is not there."""
+    check_folder(folder)
+    if path := find_file(folder, name):
+        return path
+    needed = {
+        "member": "documents that the model memorised (id, document)",
+        "nonmember": "documents it has never seen (id, document)",
+    }.get(name, "records with id, input, output, task")
+    raise UnlearnError(
+        f"{folder} has no {name}.jsonl (.json, .parquet): {needed}.", code="eval.no-file"
+    )
 
 
 def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
-    path = _need(folder, side)
+    path = need_file(folder, side)
     records = reading.read_records(path)
     without_task = all(not record.task.strip() for record in records)
     if without_task:
@@ -251,29 +251,33 @@ def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
             raise UnlearnError(
                 f"{path}, {place}: the id {record.id!r} ends in neither sc<number> (sentence "
                 "completion) nor qa<number> (question), so its score is unknown; end the id so, "
-                'or add a field `kind` ("completion" or "question").'
+                'or add a field `kind` ("completion" or "question").',
+                code="eval.no-kind",
             )
         if not without_task and record.task_number not in TASKS:
             raise UnlearnError(
                 f"{path}, {place}: task {record.task!r} is none of Task1, Task2, Task3, which "
-                "the official cells are made of; rename it."
+                "the official cells are made of; rename it.",
+                code="eval.no-task",
             )
     return records
 
 
 def _documents(folder: Path, name: str, least: int, join: str) -> list[tuple[str, str]]:
-    path = _need(folder, name)
+    path = need_file(folder, name)
     documents = read_documents(path, join=join)
     if len(documents) < least:
         raise UnlearnError(
             f"{path} has {len(documents)} documents; an AUC needs at least {least} a side to mean "
-            "anything: add documents of the same kind."
+            "anything: add documents of the same kind.",
+            code="eval.few-documents",
         )
     for identifier, text in documents:
         if text != text.lstrip():
             raise UnlearnError(
                 f"{path}: document {identifier!r} starts with white space, which is not what a "
-                "model memorised; strip it."
+                "model memorised; strip it.",
+                code="eval.white-space",
             )
     return documents
 
