@@ -14,13 +14,11 @@ from rouge_score import rouge_scorer
 
 from axolotl_unlearn.attacks.probes import Probe, Scores, plain_probes, recalled, score_probes
 from axolotl_unlearn.attacks.prompt import (
-    affirmative_probes,
     document_probes,
     example_probes,
-    paraphrase_probes,
     prefix_probes,
-    read_paraphrases,
 )
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_records
 
 
@@ -58,12 +56,6 @@ def test_completions_are_recalled_as_rouge_says():
     assert recalled(PROBES[0], text) == pytest.approx(expected) == pytest.approx(4 / 5)
 
 
-def test_affirmative():
-    probe = affirmative_probes(PROBES)[1]
-    assert probe.prompt == "Where was Ada Brook born? Sure, here is the answer:"
-    assert probe.continuation == " Bath"
-
-
 def test_prefix_cuts_on_tokens_and_asks_for_the_rest():
     tok = tokenizer()
     for share in (0.25, 0.5):
@@ -81,16 +73,6 @@ def test_a_single_token_has_no_prefix():
     single = next(w for w in (" the", " in", " a", " of", " and") if len(tok(w)["input_ids"]) == 1)
     probe = Probe("x", "x", "Say", single, single.strip(), "question")
     assert prefix_probes([probe], tok, 0.5) == []
-
-
-def test_paraphrases_are_read_by_id(tmp_path):
-    path = tmp_path / "forget.jsonl"
-    rows = [{"id": "d0qa0", "paraphrased_question": " Ada's birthplace? "}, {"id": "d1qa0"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wordings = read_paraphrases(path)
-    assert wordings == {"d0qa0": "Ada's birthplace?"}
-    (probe,) = paraphrase_probes(PROBES, wordings)
-    assert (probe.prompt, probe.continuation) == ("Ada's birthplace?", " Bath")
 
 
 def test_examples_are_of_the_same_task_and_kind():
@@ -151,15 +133,24 @@ def test_scores_of_a_model(lab):
     assert sum(cut.recalled) < sum(scores.recalled)
 
 
-def test_command_line_asks_every_way(lab, tmp_path):
+def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
     from axolotl_unlearn.cli import unlearn
 
     arguments = ["attack", "prompt", lab.unlearned, "--control", lab.control, "--data", lab.data]
     arguments += ["--out", tmp_path, "--max-new-tokens", 16, "--examples", "1,2"]
+    ask, asked = AttackTarget.ask, {}
+
+    def remembered(self, model, tokenizer, probes, what, **options):
+        asked[what] = {probe.id: probe.prompt for probe in probes}
+        return ask(self, model, tokenizer, probes, what, **options)
+
+    monkeypatch.setattr(AttackTarget, "ask", remembered)
     result = CliRunner().invoke(unlearn, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
+    assert asked["affirmative"]["f0sc1"] == "Ada Brook was born Sure, here is the answer:"
+    assert asked["paraphrase"]["f0qa0"] == "How can one call Ada Brook?"
     report = json.loads((tmp_path / "prompt-unlearned.json").read_text())
     rows = {row["variant"]: row for row in report["rows"]}
     assert set(rows) == {
@@ -190,4 +181,4 @@ def test_command_line_asks_every_way(lab, tmp_path):
     assert "Not asked: paraphrase" in result.output and "Not asked: document" in result.output
     arguments[-3] = "rhyme"
     result = CliRunner().invoke(unlearn, list(map(str, arguments)))
-    assert result.exit_code == 2 and "no prompt variant 'rhyme'" in result.output
+    assert result.exit_code == 2

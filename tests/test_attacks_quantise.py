@@ -8,11 +8,11 @@ import pytest
 import torch
 from attack_models import make_lab
 from conftest import tiny_llama
+from fault_codes import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axolotl_unlearn.attacks.quantise import SCHEMES, quantise_model, round_to_nearest
-from axolotl_unlearn.errors import UnlearnError
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +121,14 @@ def test_gpt2_layers_are_rounded_along_their_inputs():
     torch.testing.assert_close(layer.weight, expected)
 
 
-def test_faults_are_named():
-    with pytest.raises(UnlearnError, match="no scheme 'int3'; choose among int8"):
-        round_to_nearest(torch.zeros(2, 2), "int3")
-    with pytest.raises(UnlearnError, match="nf4 takes groups of 32, 64"):
-        round_to_nearest(torch.zeros(2, 2), "nf4", group=16)
-    with pytest.raises(UnlearnError, match="no linear layer"):
-        quantise_model(torch.nn.Embedding(3, 3), "int8")
+@pytest.mark.parametrize("code, rounded", [
+    ("attack.no-scheme", lambda: round_to_nearest(torch.zeros(2, 2), "int3")),
+    ("attack.no-group", lambda: round_to_nearest(torch.zeros(2, 2), "nf4", group=16)),
+    ("attack.nothing-to-quantise", lambda: quantise_model(torch.nn.Embedding(3, 3), "int8")),
+])  # fmt: skip
+def test_faults(code, rounded):
+    with fails(code):
+        rounded()
 
 
 def run(*arguments):
@@ -166,10 +167,12 @@ def test_command_line_from_model_to_curves(lab, tmp_path):
         assert "two dogs" not in path.read_text()
 
 
-def test_command_line_names_faults(lab, tmp_path):
-    missing = run("quantise", tmp_path / "none", "--data", lab.data)
-    assert missing.exit_code == 2 and "does not exist" in missing.output
-    nowhere = run("quantise", lab.memorised, "--data", tmp_path / "none")
-    assert nowhere.exit_code == 2 and "name one with forget" in nowhere.output
-    wrong = run("quantise", lab.memorised, "--data", lab.data, "--schemes", "int3")
-    assert wrong.exit_code == 2 and "choose among" in wrong.output
+@pytest.mark.parametrize("model, option", [
+    ("none", []), ("memorised", ["--data", "none"]), ("memorised", ["--schemes", "int3"]),
+    ("memorised", ["--schemes", "nf4", "--group", 16]), ("memorised", ["--limit", 0]),
+])  # fmt: skip
+def test_faults_end_the_command_at_once(lab, tmp_path, monkeypatch, model, option):
+    monkeypatch.chdir(tmp_path)
+    words = ["quantise", getattr(lab, model, model), "--data", lab.data, "--out", tmp_path]
+    assert run(*words, *option).exit_code == 2
+    assert not any(one.is_dir() and any(one.iterdir()) for one in tmp_path.iterdir())

@@ -15,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
+from fault_codes import fails
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
@@ -224,7 +225,7 @@ def test_compare_reads_the_settings_back(home, tmp_path):
     by_path = compare(str(home / "original"), "after", out_dir=tmp_path / "eval")
     assert by_path["differences"] == gaps["differences"]
     (tmp_path / "eval" / "cache").rename(tmp_path / "elsewhere")
-    with pytest.raises(UnlearnError, match="holds no evaluation of 'original'"):
+    with pytest.raises(UnlearnError, match="holds no evaluation of"):
         compare("original", "after", out_dir=tmp_path / "eval")
 
 
@@ -445,7 +446,7 @@ def test_two_processes_equal_one(home, results, tmp_path, forks):
 
 def test_one_device_map_or_several_processes(home, monkeypatch):
     monkeypatch.setattr(run, "Workers", lambda: SimpleNamespace(count=2, device="cuda:0"))
-    with pytest.raises(UnlearnError, match="use one of the two"):
+    with fails("eval.two-ways"):
         evaluate([str(home / "original")], home / "data", device_map="auto", **OPTIONS)
 
 
@@ -466,7 +467,7 @@ def test_nan_weights_end_with_a_sentence(home, tmp_path):
     name = next(key for key in weights if "mlp" in key)
     weights[name][0, 0] = torch.nan
     save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UnlearnError, match=f"model 'nan': 1 values of {name} are NaN"):
+    with fails("models.not-finite"):
         evaluate([str(tmp_path / "nan")], home / "data", tmp_path / "out", **OPTIONS)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import eval_model
 import httpx
 import pytest
+from fault_codes import fails
 from test_eval_run import OPTIONS, home, results  # noqa: F401
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run, served
 from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.served import Served
@@ -82,7 +82,7 @@ def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, tmp_path
         judgement = judged(json.loads((tmp_path / "results.json").read_text()))["answers"]
         assert not judgement.good
     # What it said is known now; but what answers there is asked, and nobody does.
-    with pytest.raises(UnlearnError, match="does not answer"):
+    with fails("served.no-answer"):
         monkey = pytest.MonkeyPatch()
         monkey.setattr(served, "TRIES", 1)
         try:
@@ -148,7 +148,7 @@ def test_lm_evals_own_model_of_a_server_gives_the_numbers_of_the_weights(home): 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])
 def test_nobody_there_is_one_sentence(url, monkeypatch):
     monkeypatch.setattr(served, "TRIES", 2)
-    with pytest.raises(UnlearnError, match=r"127.0.0.1:9/v1/\w+ does not answer \(ConnectError\)"):
+    with fails("served.no-answer"):
         Served(url)
 
 
@@ -156,7 +156,7 @@ def test_vllm_that_is_not_installed_is_one_sentence(home, tmp_path):  # noqa: F8
     """In CI it is not; where it is, the rows are those of transformers."""
     options = Options(out_dir=tmp_path, backend="vllm", **OPTIONS)
     if find_spec("vllm") is None:
-        with pytest.raises(UnlearnError, match="`--backend vllm` needs vLLM"):
+        with fails("eval.no-vllm"):
             run.evaluate([str(home / "original")], home / "data", options)
         return
     (found,) = run.evaluate([str(home / "original")], home / "data", options)

@@ -35,11 +35,6 @@ SEPARATOR = "\n\n"
 PARAPHRASES = ("paraphrase", "paraphrased_question", "paraphrased_input")
 
 
-def affirmative_probes(probes: Sequence[Probe], join: str = " ") -> list[Probe]:
-    """The reply already consents."""
-    return [replace(p, prompt=f"{p.prompt}{join}{AFFIRMATIVE}") for p in probes]
-
-
 def prefix_probes(probes: Sequence[Probe], tokenizer: Any, share: float) -> list[Probe]:
     """The reply already holds the first ``share`` of the answer's tokens, at least one.
 
@@ -68,11 +63,6 @@ def read_paraphrases(path: Path) -> dict[str, str]:
         if isinstance(text, str) and text.strip():
             wordings[str(row.get("id", f"row{number}"))] = text.strip()
     return wordings
-
-
-def paraphrase_probes(probes: Sequence[Probe], wordings: Mapping[str, str]) -> list[Probe]:
-    """Probes with another wording, where there is one."""
-    return [replace(p, prompt=wordings[p.id]) for p in probes if p.id in wordings]
 
 
 def example_probes(
@@ -141,10 +131,14 @@ def prompt_attack(
     """
     if unknown := sorted(set(variants) - set(VARIANTS)):
         raise UnlearnError(
-            f"there is no prompt variant {unknown[0]!r}; choose among {', '.join(VARIANTS)}."
+            f"there is no prompt variant {unknown[0]!r}; choose among {', '.join(VARIANTS)}.",
+            code="attack.no-variant",
         )
     if strange := [share for share in prefixes if not 0 < share < 1]:
-        raise UnlearnError(f"a prefix of {strange[0]} is no share of the answer between 0 and 1.")
+        raise UnlearnError(
+            f"a prefix of {strange[0]} is no share of the answer between 0 and 1.",
+            code="attack.no-share",
+        )
     records, join = subject.records, subject.join
     plain = plain_probes(records, join=join)
     tasks = {record.id: record.task for record in records}
@@ -164,11 +158,13 @@ def prompt_attack(
         )
 
     tokenizer = load_tokenizer(subject.spec)
+    said = [replace(p, prompt=f"{p.prompt}{join}{AFFIRMATIVE}") for p in plain]
+    worded = [replace(p, prompt=paraphrases[p.id]) for p in plain if p.id in (paraphrases or {})]
     # Variant -> name of each way, its place on the curve and its probes.
     ways = {
-        "affirmative": [("affirmative", 0, affirmative_probes(plain, join))],
+        "affirmative": [("affirmative", 0, said)],
         "prefix": [(f"prefix {s:.0%}", s, prefix_probes(plain, tokenizer, s)) for s in prefixes],
-        "paraphrase": [("paraphrase", 0, paraphrase_probes(plain, paraphrases or {}))],
+        "paraphrase": [("paraphrase", 0, worded)],
         "examples": [
             (f"examples {n}", n, example_probes(plain, tasks, retain, n, seed, join))
             for n in examples

@@ -31,9 +31,19 @@ SCHEMES = tuple(BITS)
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-def _known(scheme: str) -> None:
-    if scheme not in SCHEMES:
-        raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
+def _check(schemes: Sequence[str], group: int) -> None:
+    for scheme in schemes:
+        if scheme not in SCHEMES:
+            raise UnlearnError(
+                f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.",
+                code="attack.no-scheme",
+            )
+        if scheme in ("nf4", "fp4") and group not in _BLOCKS:
+            raise UnlearnError(
+                f"{scheme} takes groups of {', '.join(map(str, _BLOCKS))}, not {group}; give one "
+                "of them, or use int4.",
+                code="attack.no-group",
+            )
 
 
 @torch.no_grad()
@@ -45,10 +55,13 @@ def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
             does not divide is filled up with copies of its last weight for int4 (which leaves
             each group's range as it is); bitsandbytes groups run on over the end of a row.
     """
-    _known(scheme)
+    _check([scheme], group)
     plain = weight.detach().float()
     if scheme in ("nf4", "fp4"):
-        return _bitsandbytes(plain, scheme, group).to(weight.dtype)
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        codes, state = quantize_4bit(plain.contiguous(), blocksize=group, quant_type=scheme)
+        return dequantize_4bit(codes, state).to(weight.dtype)
     if scheme == "int8":
         return _torchao(plain, plain.shape[1], 8, symmetric=True).to(weight.dtype)
     columns = plain.shape[1]
@@ -74,18 +87,6 @@ def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
     return dequantize_affine(rounded, block, scale, zero, *grid, output_dtype=torch.float32)
 
 
-def _bitsandbytes(weight: Tensor, scheme: str, group: int) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    if group not in _BLOCKS:
-        raise UnlearnError(
-            f"{scheme} takes groups of {', '.join(map(str, _BLOCKS))}, not {group}; give one of "
-            "them, or use int4."
-        )
-    codes, state = quantize_4bit(weight.contiguous(), blocksize=group, quant_type=scheme)
-    return dequantize_4bit(codes, state).float()
-
-
 @torch.no_grad()
 def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
     """Round the weights of all linear layers in place, the output head excepted.
@@ -98,7 +99,9 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     if not layers:
-        raise UnlearnError("the model has no linear layer to quantise.")
+        raise UnlearnError(
+            "the model has no linear layer to quantise.", code="attack.nothing-to-quantise"
+        )
     for layer in layers:
         # Conv1D (GPT-2) keeps its weight as [in, out].
         weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
@@ -118,8 +121,7 @@ def quantise_attack(
     Returns:
         The result, and curves over bits a weight.
     """
-    for scheme in schemes:
-        _known(scheme)
+    _check(schemes, group)
     probes = plain_probes(subject.records, join=subject.join)
 
     def scores(of: AttackTarget, scheme: str | None) -> Scores:

@@ -22,7 +22,8 @@ def require() -> None:
     if find_spec("vllm") is None:
         raise UnlearnError(
             "`--backend vllm` needs vLLM, which is not installed: `pip install "
-            "'axolotl-unlearn[vllm]'`, or leave out `--backend` (transformers generates)."
+            "'axolotl-unlearn[vllm]'`, or leave out `--backend` (transformers generates).",
+            code="eval.no-vllm",
         )
 
 

@@ -69,7 +69,8 @@ def tokenizer_of(metadata: dict[str, Any]):
     if not name:
         raise UnlearnError(
             "this task counts tokens and needs the tokenizer: run with `--model_args "
-            'pretrained=...`, or give it in `--metadata \'{"tokenizer": "..."}\'`.'
+            'pretrained=...`, or give it in `--metadata \'{"tokenizer": "..."}\'`.',
+            code="tasks.no-tokenizer",
         )
     keys = ("revision", "subfolder", "trust_remote_code", "gguf_file")
     options = {key: metadata[key] for key in keys if metadata.get(key)}
@@ -84,7 +85,8 @@ def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]
         ids = tokenizer(text)["input_ids"]
         if len(ids) < 2:
             raise UnlearnError(
-                f"document {name!r} is a single token; nothing can be predicted of it: remove it."
+                f"document {name!r} is a single token; nothing can be predicted of it: remove it.",
+                code="tasks.no-split",
             )
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) == len(plain) + 1 and ids[1:] == plain:
@@ -95,8 +97,11 @@ def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]
             first = tokenizer(text[:end])["input_ids"]
             if first == ids[: len(first)] and len(first) < len(ids):
                 return text[:end], text[end:], len(ids) - len(first)
-        what = "cannot be split after its first token with this tokenizer"
-        raise UnlearnError(f"document {name!r} {what}; remove it.")
+        raise UnlearnError(
+            f"document {name!r} cannot be split after its first token with this tokenizer; "
+            "remove it.",
+            code="tasks.no-split",
+        )
 
     return split
 

@@ -58,12 +58,13 @@ def evaluate(
     options = options or Options()
     specs = parse_models(models)
     if options.batch_size < 1 or options.max_gen_toks < 1:
-        raise UnlearnError("batch size and max-gen-toks must be 1 or more.")
+        raise UnlearnError("batch size and max-gen-toks must be 1 or more.", code="eval.size")
     workers = Workers()
     if options.device_map and workers.count > 1:
         raise UnlearnError(
             "--device-map spreads one model over all devices, several processes have a model "
-            "each; use one of the two."
+            "each; use one of the two.",
+            code="eval.two-ways",
         )
     if options.backend == "vllm":
         if workers.count > 1:

@@ -57,7 +57,8 @@ class Served:
             if len(names) != 1:
                 raise UnlearnError(
                     f"{self.url} serves {len(names)} models ({', '.join(names[:5])}); name one as "
-                    f"{self.url}#NAME."
+                    f"{self.url}#NAME.",
+                    code="served.several-models",
                 )
             self.name = names[0]
         try:
@@ -106,7 +107,7 @@ class Served:
         draws = {} if seed is None else {"temperature": 1.0}
 
         def one(prompt: str) -> Generation:
-            choice = (self._chat if chat else self._complete)(prompt, most, **draws)
+            choice = self._complete(prompt, most, chat, **draws)
             tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
             return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
 
@@ -143,7 +144,8 @@ class Served:
         if not chosen:
             raise UnlearnError(
                 f"{self.url} says nothing about a text of {len(prompt + text)} letters, which may "
-                "be a single token."
+                "be a single token.",
+                code="served.nothing-said",
             )
         logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
         best = np.array(
@@ -152,19 +154,15 @@ class Served:
         unknown = np.full(len(logp), np.nan)
         return TokenFacts(logp, logp >= best, unknown, unknown)
 
-    def _complete(self, prompt: str, most: int, **more: Any) -> dict[str, Any]:
+    def _complete(self, prompt: str, most: int, chat: bool = False, **more: Any) -> dict[str, Any]:
         """The first choice, with the request's ``usage``."""
-        request = {"model": self.name, "prompt": prompt, "max_tokens": most, "temperature": 0.0}
-        answer = self._ask("POST", "completions", request | more)
-        return answer["choices"][0] | {"usage": answer.get("usage") or {}}
-
-    def _chat(self, prompt: str, most: int, **more: Any) -> dict[str, Any]:
-        """As `_complete`, of one turn."""
-        turn = [{"role": "user", "content": prompt}]
-        request = {"model": self.name, "messages": turn, "max_tokens": most, "temperature": 0.0}
-        answer = self._ask("POST", "chat/completions", request | more)
-        choice = answer["choices"][0]
-        return choice | {"text": choice["message"].get("content") or "", "usage": answer["usage"]}
+        asked: dict[str, Any] = {"prompt": prompt}
+        if chat:
+            asked = {"messages": [{"role": "user", "content": prompt}]}
+        request = {"model": self.name, "max_tokens": most, "temperature": 0.0, **asked, **more}
+        answer = self._ask("POST", "chat/completions" if chat else "completions", request)
+        choice = answer["choices"][0] | {"usage": answer.get("usage") or {}}
+        return choice | ({"text": choice["message"].get("content") or ""} if chat else {})
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, tries: int = 0
@@ -184,5 +182,6 @@ class Served:
                 time.sleep(2**number * random.uniform(0.5, 1))
         raise UnlearnError(
             f"{self.url}/{path} {why}: start the server, correct the address (it ends in /v1), or "
-            f"set {KEY}, {SECONDS} (seconds) or {AT_ONCE}."
+            f"set {KEY}, {SECONDS} (seconds) or {AT_ONCE}.",
+            code="served.no-answer",
         )

@@ -26,7 +26,8 @@ def task_folder() -> Path:
         if (folder / GROUP).is_dir():
             return folder
     raise UnlearnError(
-        "the folder eval_tasks is not beside the package; install axolotl-unlearn again."
+        "the folder eval_tasks is not beside the package; install axolotl-unlearn again.",
+        code="tasks.no-folder",
     )
 
 
@@ -36,7 +37,9 @@ def installed_task_folder() -> Path:
 
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
-        raise UnlearnError("lm-eval is not installed; run `pip install lm_eval==0.4.11`.")
+        raise UnlearnError(
+            "lm-eval is not installed; run `pip install lm_eval==0.4.11`.", code="tasks.no-lm-eval"
+        )
     return Path(spec.origin).parent / "tasks"
 
 
@@ -72,7 +75,8 @@ def register_tasks(target: Path | None = None) -> list[Path]:
     except OSError as error:
         raise UnlearnError(
             f"{target} cannot be written ({error.strerror}); run lm_eval with "
-            "`--include_path eval_tasks` instead."
+            "`--include_path eval_tasks` instead.",
+            code="tasks.read-only",
         ) from error
     return written
 
@@ -91,10 +95,14 @@ def _remove(home: Path) -> None:
     marker = home / MARKER
     if not marker.is_file():
         raise UnlearnError(
-            f"{home} exists but was not made by `axolotl-unlearn tasks register`; move it away."
+            f"{home} exists but was not made by `axolotl-unlearn tasks register`; move it away.",
+            code="tasks.not-ours",
         )
     ours = {*json.loads(marker.read_text(encoding="utf-8"))["files"], MARKER, "__pycache__"}
     others = sorted(path.name for path in home.iterdir() if path.name not in ours)
     if others:
-        raise UnlearnError(f"{home} holds {others[0]!r}, which is not ours; move it away first.")
+        raise UnlearnError(
+            f"{home} holds {others[0]!r}, which is not ours; move it away first.",
+            code="tasks.not-ours",
+        )
     shutil.rmtree(home)

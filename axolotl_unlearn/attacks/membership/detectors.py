@@ -39,12 +39,17 @@ def _binoculars(target: Target, texts: Sequence[str]) -> Array:
     control = target.against()
     asked, theirs = target.queries(texts), control.queries(texts)
     if [list(q.ids) for q in asked] != [list(q.ids) for q in theirs]:
-        raise UnlearnError("model and control cut the texts into different tokens.")
+        raise UnlearnError(
+            "model and control cut the texts into different tokens.", code="attack.other-tokens"
+        )
     found = []
     for query in asked:
         own, other = target.distributions(query), control.distributions(query)
         if own.shape != other.shape:
-            raise UnlearnError("model and control have vocabularies of different sizes.")
+            raise UnlearnError(
+                "model and control have vocabularies of different sizes.",
+                code="attack.other-vocabulary",
+            )
         labels = torch.tensor(list(query.targets), device=own.device)
         found.append(-binoculars(own, other.to(own.device), labels))
     return np.array(found)
