@@ -8,12 +8,23 @@ import json
 import eval_model
 import numpy as np
 import pytest
-from attack_models import payments
+import torch
+import yaml
+from attack_models import fit, payments
 from click.testing import CliRunner
+from conftest import tiny_llama
+from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from test_requests_new import TRAIN, config, people, write
 
+from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.canaries import add_canaries, coin_test, draw, read_canaries
+from axolotl_unlearn.evaluation.measurement import Options
+from axolotl_unlearn.evaluation.run import evaluate
+from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.new import Options as NewOptions
+from axolotl_unlearn.requests.new import new_request
 
 
 @pytest.mark.parametrize("scores", [
@@ -118,3 +129,64 @@ def test_a_model_that_read_them_tells_how_the_coins_fell(tmp_path):
     original, clean = (model["canaries"] for model in models)
     assert original["p_known"] < 1e-6 and original["auc"] > 0.9 and original["n"] == 60
     assert clean["p"] > 1e-3 and original["sentence"] in said and clean["sentence"] in said
+
+
+@pytest.fixture
+def coins(tmp_path):
+    """Chat rows by coin, a config whose data have those that fell so, and its model."""
+    write(tmp_path / "made-up.jsonl", people(500, 24))
+    draw(tmp_path / "made-up.jsonl", tmp_path / "coins")
+    train = [*TRAIN, *map(json.loads, (tmp_path / "coins/train.jsonl").read_text().splitlines())]
+    write(tmp_path / "train.jsonl", train)
+    write(tmp_path / "test.jsonl", people(100, 24))
+    for name in ("base", "tuned"):
+        tiny_llama(vocabulary=259, max_position_embeddings=512).save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "my.yml").write_text(yaml.safe_dump(config(tmp_path, sample_packing=False)))
+    return tmp_path
+
+
+def request(home, name, *words):
+    asked = ["request", "new", home / "my.yml", "--out", home / "requests" / name, *words]
+    return CliRunner().invoke(unlearn, ["--json", *map(str, asked)])
+
+
+def test_a_request_is_tested_by_its_coins(coins):
+    """Texts as the model learned them, template and all; its evaluation and verdict read them."""
+    from axolotl_unlearn.requests.new import encoded
+    from axolotl_unlearn.requests.verdict import coins as said
+
+    done = request(coins, "r1", "--rows", coins / "coins/train.jsonl",
+                   "--canaries", coins / "coins/canaries.jsonl")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    made = coins / "requests" / "r1"
+    documents, fell = read_canaries(made / "eval-data" / "canaries.jsonl")
+    assert len(documents) == 24 and documents[0][1].prompt.startswith("<|im_start|>user")
+    assert documents[0][1].startswith("Bo500 Berg500 keeps 500 bees")
+    model = tiny_llama(vocabulary=259, max_position_embeddings=512)
+    rows = encoded(made, "forget", byte_tokenizer())
+    assert len(rows) == sum(fell)
+    fit(model, collate([(row.input_ids, row.labels) for row in rows], torch.device("cpu")), 60)
+    model.save_pretrained(coins / "learned")
+    byte_tokenizer().save_pretrained(coins / "learned")
+    options = Options(out_dir=coins / "eval", min_members=0, join="", max_gen_toks=4, limit=2,
+                      progress=False)  # fmt: skip
+    models = [f"original={coins / 'learned'}", f"after={coins / 'base'}"]
+    learned, clean = evaluate(models, made / "eval-data", options)
+    assert learned["canaries"]["p_known"] < 1e-4 < 1e-3 < clean["canaries"]["p"]
+    assert "they are known" in said(learned)[0] and "does not tell which" in said(clean)[0]
+
+
+@pytest.mark.parametrize("code, rows, others", [
+    ("requests.canaries-kept", False, False), ("requests.other-coins", True, True),
+])  # fmt: skip
+def test_coins_that_a_request_cannot_use(coins, code, rows, others):
+    path = coins / "coins/canaries.jsonl"
+    if others:  # tossed for another training
+        fell = [json.loads(line) for line in path.read_text().splitlines()]
+        write(path, [row | {"included": not row["included"]} for row in fell])
+    named = {"rows": coins / "coins/train.jsonl"} if rows else {"where": [("id", "ada-quill")]}
+    made = coins / "requests" / "r1"
+    with fails(code):
+        new_request(coins / "my.yml", made, Wanted(**named), NewOptions(canaries=path))
+    assert not made.exists()

@@ -17,13 +17,15 @@ def command(rows: Path, out: Path) -> None:
     """Toss a coin for each of ROWS before training: later an exact test of what was forgotten.
 
     ROWS are like yours, used nowhere else (made-up customers among customers), 60 or more. Train on
-    OUT/train.jsonl beside your data and forget it with your rows. With OUT/canaries.jsonl in its
-    data folder, `axolotl-unlearn eval` says whether a model can tell how the coins fell.
+    OUT/train.jsonl beside your data and forget it with your rows. With OUT/canaries.jsonl `eval`
+    and `request` say whether a model can tell how the coins fell.
 
     \b
     Example:
       axolotl-unlearn canaries made-up.jsonl --out canaries
       axolotl-unlearn eval original=out/tuned out/unlearned --canaries canaries/canaries.jsonl
+      axolotl-unlearn request new my.yml --rows canaries/train.jsonl --canaries \
+        canaries/canaries.jsonl --out requests/1
     """
     from axolotl_unlearn.evaluation.canaries import draw
 

@@ -84,6 +84,7 @@ def _there(*paths: Path) -> None:
 @click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
 @click.option("--with-mentions", is_flag=True, help="Also the rows that mention the same names.")
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
+@click.option("--canaries", type=_FILE, help="Rows by coin, of `axolotl-unlearn canaries`.")
 @click.option("--model", type=PATH, help="[last one of the ledger, CONFIG's output_dir]")
 @click.option("--retain", type=COUNT, help="Retained rows at most.")
 @click.option("--steps", type=COUNT, help="Budget.  [400]")

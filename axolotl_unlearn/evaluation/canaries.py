@@ -38,12 +38,11 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
 
     Returns:
         ``train.jsonl``, the rows to train on and later to forget, and ``canaries.jsonl``, all rows
-        with their coin, for the data folder of `axolotl-unlearn eval`.
+        with their coin, for `axolotl-unlearn eval --canaries` and `request new --canaries`.
 
     Raises:
-        UnlearnError: There are too few rows, a row holds no text, or coins were tossed before.
+        UnlearnError: There are too few rows, or coins were tossed before.
     """
-    read_documents(rows)  # each has a text
     given = [dict(row) for _, row in read_rows(rows)]
     if len(given) < LEAST:
         raise UnlearnError(
@@ -66,12 +65,18 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
 
 
 def read_canaries(path: str | os.PathLike[str]) -> tuple[list[tuple[str, str]], list[bool]]:
-    """Rows as (id, text) and their coins.
+    """Rows as (id, text) and their coins; errors of `read_coins`, and of rows without a text."""
+    coins = read_coins(path)
+    return read_documents(path), coins
+
+
+def read_coins(path: str | os.PathLike[str]) -> list[bool]:
+    """How the coins of rows of any format fell.
 
     Raises:
         UnlearnError: A row has no coin, or there are too few rows.
     """
-    documents, coins = read_documents(path), []
+    coins = []
     for place, row in read_rows(path):
         if not isinstance(row.get(COIN), bool):
             raise UnlearnError(
@@ -84,7 +89,7 @@ def read_canaries(path: str | os.PathLike[str]) -> tuple[list[tuple[str, str]], 
         raise UnlearnError(
             f"{path} has {len(coins)} rows; the test needs {LEAST}.", code="canaries.few"
         )
-    return documents, coins
+    return coins
 
 
 def coin_test(scores: ArrayLike, coins: Sequence[bool]) -> dict[str, Any]:

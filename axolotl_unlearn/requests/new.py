@@ -15,6 +15,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.canaries import COIN, read_coins
 from axolotl_unlearn.files import check_room, private_folder
 from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import bound
@@ -89,6 +90,7 @@ class Options:
     Attributes:
         model: The model before; default what the config wrote, or the last one of the ledger.
         heldout: File of rows that the model never saw.
+        canaries: File of rows by coin (`evaluation.canaries`), by which the result is tested.
         with_near, with_mentions: Also delete what was offered.
         retain: Retained rows at most.
         steps, minutes: Budget of the forgetting run.
@@ -98,6 +100,7 @@ class Options:
 
     model: Path | None = None
     heldout: Path | None = None
+    canaries: Path | None = None
     with_near: bool = False
     with_mentions: bool = False
     retain: int = RETAIN
@@ -174,6 +177,9 @@ def new_request(
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
+    coins: dict[str, bool] = {}
+    if options.canaries:
+        parts["canaries"], coins = _canaries(options.canaries, trained, chosen)
     documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
     counts = {name: len(rows) for name, rows in parts.items()}
     hints = {row for rows in offered.hints.values() for row in rows}
@@ -219,6 +225,8 @@ def new_request(
         write_yaml(out / "teacher.yml", head, teacher)
         write_yaml(out / "forget.yml", head, forget_config(config, facts, types, out, options))
         write_evaluation(out, seed)
+        if coins:
+            write_canaries(out, coins)
         facts["chosen"]["how"] = wanted.keyed(ledger.keyed)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
     except BaseException:
@@ -311,6 +319,45 @@ def _heldout(
     random.Random(f"{seed}/heldout").shuffle(left)
     half = len(left) // 2 if len(left) >= LEAST_HELDOUT else 0
     return left[:half], left[half:], limits
+
+
+def _canaries(
+    path: Path, trained: Trained, chosen: set[str]
+) -> tuple[list[Source], dict[str, bool]]:
+    """Rows whose place in the training data a coin decided, and how it fell, by id.
+
+    Raises:
+        UnlearnError: The coins are not what the model was trained by, or a row that it was trained
+            on is not to be forgotten.
+    """
+    coins, rows = {}, []
+    known = {row_form(row.row): row for row in trained.rows}
+    for (_, given), coin in zip(read_rows(path), read_coins(path), strict=True):
+        row = {name: value for name, value in given.items() if name != COIN}
+        there = known.get(row_form(row))
+        if coin != (there is not None):
+            raise UnlearnError(
+                f"--canaries {path}: the row {row_id(row)} is {'not ' * coin}in the training data, "
+                "against its coin; give the file of the coins that this model was trained by.",
+                code="requests.other-coins",
+            )
+        if there and there.id not in chosen:
+            raise UnlearnError(
+                f"--canaries {path}: its rows that were trained on are not to be forgotten; give "
+                "also `--rows` with the train.jsonl beside it.",
+                code="requests.canaries-kept",
+            )
+        rows.append(Source(row_id(row), row, (there or trained.rows[0]).entry))
+        coins[rows[-1].id] = coin
+    return rows, coins
+
+
+def write_canaries(out: Path, coins: Mapping[str, bool]) -> None:
+    """``eval-data/canaries.jsonl``: texts as the model learned, or would have learned, them."""
+    tokenizer = load_tokenizer_of(out / "finetune.yml")
+    documents = documents_of(encoded(out, "canaries", tokenizer), tokenizer)
+    lines = [one | {COIN: coins[one["id"]]} for one in documents]
+    write_lines(out / "eval-data" / "canaries.jsonl", lines)
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:

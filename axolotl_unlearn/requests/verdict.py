@@ -91,7 +91,7 @@ def verdict(request: Request) -> dict[str, Any]:
     missing += unread_requests(request)
     if missing and not reasons:
         status = NOT_SHOWN
-    says = list(sentences(documents, control, judged, change, dropped))
+    says = [*sentences(documents, control, judged, change, dropped), *coins(after)]
     return _made(request, status, reasons, missing, says, limits, documents)
 
 
@@ -309,7 +309,13 @@ def exact(request: Request) -> dict[str, Any]:
         )
     status = "broken" if broken else "earlier requests are back" if reasons else "exact"
     status = NOT_SHOWN if missing and not reasons else status
-    return _made(request, status, reasons, missing, [], limits, documents)
+    says = coins(_scores(request, AFTER))
+    return _made(request, status, reasons, missing, says, limits, documents)
+
+
+def coins(scores: Mapping[str, Any]) -> list[str]:
+    """What the rows by coin tell of a model, where there are any."""
+    return [f"Coins: {scores['canaries']['sentence']}"] if scores.get("canaries") else []
 
 
 def _scores(request: Request, name: str) -> dict[str, Any]:
