@@ -212,10 +212,8 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
     learn_after_head(model, model, device)
     width = max(len(query.ids) for query in queries)
     ids = np.zeros((len(queries), width), dtype=np.int64)
-    mask = np.zeros_like(ids)
     for row, query in enumerate(queries):
         ids[row, : len(query.ids)] = query.ids
-        mask[row, : len(query.ids)] = 1
     rows = np.repeat(np.arange(len(queries)), [len(query.times) for query in queries])
     times = [t for query in queries for t in query.times]
     asked = np.array([rows, times, [t for query in queries for t in query.targets]], np.int64)
@@ -232,8 +230,8 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
         ]
         return [torch.cat(parts)]
 
-    seen = None if mask.all() else to_device(mask, device)
-    inputs = {"input_ids": to_device(ids, device), "attention_mask": seen}
+    # No token sees the padding on its right, and transformers reads a mask back, twice a forward.
+    inputs = {"input_ids": to_device(ids, device)}
     if (routes := getattr(model, "routes", None)) is not None:  # the answer must not find its shard
         starts = (next(iter(query.times), 0) + 1 for query in queries)
         routes.lengths = [n if n > 1 else len(query.ids)

@@ -24,7 +24,7 @@ from axolotl_unlearn.evaluation.lm_tasks import (
 )
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, no_utility
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.fluency import repetition
+from axolotl_unlearn.metrics.fluency import repeats
 
 Docs = dict[str, Any]
 
@@ -83,7 +83,7 @@ def score_task_row(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any
     scores: dict[str, Any] = dict.fromkeys(semeval.CELLS)
     scores[doc["cell"]] = value
     pair = (doc["cell"], value)
-    broken = float(not results[0].strip() or repetition(results[0]).broken)
+    broken = float(not results[0].strip() or repeats(results[0]))
     return {
         **scores,
         "cells": pair,

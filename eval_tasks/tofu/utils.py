@@ -37,7 +37,7 @@ from axolotl_unlearn.evaluation.lm_tasks import (
 )
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation
-from axolotl_unlearn.metrics.fluency import repetition
+from axolotl_unlearn.metrics.fluency import repeats
 from axolotl_unlearn.metrics.semeval import harmonic_mean, mia_auc, rouge_l_recall
 
 Combine = Literal["geometric", "arithmetic"]
@@ -357,7 +357,7 @@ class Tofu(UnlearnTask):
         if name != "holdout":
             values["rouge_l_recall"] = rouge_l_recall(results[-1], doc["answer"])
             said = results[-1]
-            values["broken_outputs"] = float(not said.strip() or repetition(said).broken)
+            values["broken_outputs"] = float(not said.strip() or repeats(said))
         row: dict[str, Any] = {
             f"{s}_{measure}": values.get(measure) if s == name else None
             for s, measures in MEASURES.items()
