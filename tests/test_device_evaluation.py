@@ -1,4 +1,4 @@
-"""Evaluation on the pretended accelerator: its numbers, its forwards, and what the host waits for."""
+"""Evaluation on the pretended accelerator: its numbers, its forwards, what the host waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forwards(model) -> list[int]:
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1] * 3])
 def test_generation_waits_less_than_once_a_token(prompts):
-    """No more forwards than `model.generate` makes of the longest prompt and the prompts' spread."""
+    """Forwards: as many as `model.generate` makes, and one a token of the prompts' spread."""
     model = tiny_llama(seed=3)
     model.generation_config.eos_token_id = None
     how = {"max_new_tokens": TOKENS, "batch_size": 64}
@@ -39,7 +39,8 @@ def test_generation_waits_less_than_once_a_token(prompts):
 
 
 def test_all_facts_of_a_text_come_of_one_forward():
-    """Log-probability, arg max, mean and spread of each token; a wait for each batch."""
+    """Log-probability, arg max, mean and spread of each token; a wait for each batch, and one of
+    transformers, which looks for packed rows."""
     model, texts = tiny_llama(seed=3), [one for one in PROMPTS if " " in one]
     expected = score_texts(model, Words(), texts)
     model = model.to("pretend")
@@ -49,7 +50,7 @@ def test_all_facts_of_a_text_come_of_one_forward():
     with pretend_device.watch("/axolotl_unlearn/", "/transformers/") as watch:
         found = score_texts(model, Words(), texts, batch_tokens=40)
     assert sum(seen) == len(set(texts)), seen
-    assert watch.total <= len(seen), str(watch)
+    assert watch.total <= 2 * len(seen), str(watch)
     for one, other in zip(found, expected, strict=True):
         for name in ("logp", "greedy", "mean", "sd"):
             ours, theirs = (torch.as_tensor(getattr(x, name)) for x in (one, other))

@@ -19,7 +19,7 @@ import pytest
 from fault_codes import fails
 from test_eval_run import OPTIONS, home, results  # noqa: F401
 
-from axolotl_unlearn.evaluation import run, served
+from axolotl_unlearn.evaluation import in_vllm, run, served
 from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.verdict import judged
@@ -152,15 +152,28 @@ def test_nobody_there_is_one_sentence(url, monkeypatch):
         Served(url)
 
 
-def test_vllm_that_is_not_installed_is_one_sentence(home, tmp_path):  # noqa: F811
-    """In CI it is not; where it is, the rows are those of transformers."""
-    options = Options(out_dir=tmp_path, backend="vllm", **OPTIONS)
-    if find_spec("vllm") is None:
-        with fails("eval.no-vllm"):
-            run.evaluate([str(home / "original")], home / "data", options)
+@pytest.mark.parametrize("asked, device, there, alone, made", [
+    (None, "cuda:1", True, True, None), ("transformers", "cuda", True, True, None),
+    ("auto", "cuda:1", True, True, "vllm"), ("auto", "cpu", True, True, None),
+    ("auto", "cuda", False, True, None), ("auto", "cuda", True, False, None),
+    ("vllm", "cpu", True, True, "vllm"), ("vllm", "cuda", False, True, "eval.no-vllm"),
+    ("vllm", "cuda", True, False, "eval.vllm-alone"),
+])  # fmt: skip
+def test_what_generates(monkeypatch, asked, device, there, alone, made):
+    monkeypatch.setattr(in_vllm, "find_spec", lambda _: object() if there else None)
+    if made and "." in made:
+        with fails(made):
+            in_vllm.backend(asked, device, alone)
         return
-    (found,) = run.evaluate([str(home / "original")], home / "data", options)
-    (local,) = run.evaluate(
-        [str(home / "original")], home / "data", Options(out_dir=tmp_path, **OPTIONS)
-    )
+    assert in_vllm.backend(asked, device, alone) == made
+
+
+def test_rows_of_vllm_are_those_of_transformers(home, tmp_path, capfd):  # noqa: F811
+    """In CI it is not installed: `auto` says what generates."""
+    kind = "auto" if find_spec("vllm") is None else "vllm"
+    models, options = [str(home / "original")], {"out_dir": tmp_path, **OPTIONS}
+    (local,) = run.evaluate(models, home / "data", Options(**options))
+    options |= {"backend": kind, "progress": True}
+    (found,) = run.evaluate(models, home / "data", Options(**options))
     assert found["cells"] == local["cells"]
+    assert kind == "vllm" or "generation by transformers" in capfd.readouterr().err

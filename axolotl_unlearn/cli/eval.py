@@ -10,6 +10,8 @@ from axolotl_unlearn.cli._json import answer, read_json
 from axolotl_unlearn.cli._options import FILE, PATH, say, show
 from axolotl_unlearn.errors import UnlearnError
 
+BACKENDS = click.Choice(["transformers", "vllm", "auto"])
+
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True)
@@ -22,7 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--device-map", type=click.Choice(["auto"]), help="Spread a model over all devices.")
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
-@click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
+@click.option("--backend", type=BACKENDS, default="transformers", help="auto: vLLM on a GPU.")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--canaries", type=FILE, help="Rows by coin.  [canaries.jsonl of the data folder]")
 @click.option("--samples", default=0, help="Draws of each forget row, as long again each.")

@@ -17,14 +17,34 @@ from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
 AT_ONCE = 1000
 
 
-def require() -> None:
-    """Raises UnlearnError where vLLM is not installed."""
-    if find_spec("vllm") is None:
+def backend(asked: str | None, device: str, alone: bool) -> str | None:
+    """What generates: "vllm", or None for transformers.
+
+    Args:
+        asked: "auto" takes vLLM where it is installed, the device is no CPU and the process is
+            alone with it.
+
+    Raises:
+        UnlearnError: vLLM is asked for and cannot be used.
+    """
+    there = find_spec("vllm") is not None
+    if asked == "auto":
+        return "vllm" if there and alone and device != "cpu" else None
+    if asked != "vllm":
+        return None
+    if not alone:
+        raise UnlearnError(
+            "`--backend vllm` runs in one process and places the model itself; leave out "
+            "`accelerate launch` and --device-map.",
+            code="eval.vllm-alone",
+        )
+    if not there:
         raise UnlearnError(
             "`--backend vllm` needs vLLM, which is not installed: `pip install "
             "'axolotl-unlearn[vllm]'`, or leave out `--backend` (transformers generates).",
             code="eval.no-vllm",
         )
+    return "vllm"
 
 
 def generate(

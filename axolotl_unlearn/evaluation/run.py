@@ -20,6 +20,7 @@ from axolotl_unlearn.evaluation import summary
 from axolotl_unlearn.evaluation.cache import Cache, Workers
 from axolotl_unlearn.evaluation.canaries import add_canaries
 from axolotl_unlearn.evaluation.collapse import CollapseChecker
+from axolotl_unlearn.evaluation.in_vllm import backend
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_digests, find_file
@@ -66,13 +67,9 @@ def evaluate(
             "each; use one of the two.",
             code="eval.two-ways",
         )
-    if options.backend == "vllm":
-        if workers.count > 1:
-            raise UnlearnError("`--backend vllm` runs in one process, without `accelerate launch`.")
-        from axolotl_unlearn.evaluation.in_vllm import require
-
-        require()
     settings = Settings.read(asdict(options.placed(workers.device)))
+    alone = workers.count == 1 and not settings.device_map
+    settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
     sets = settings.load_sets(data)
     settings = replace(settings, keep_texts=options.with_text or sets.synthetic)
     before = original_of(specs, settings.original)
@@ -90,7 +87,9 @@ def evaluate(
     bars = ProgressBars(options.progress and workers.main)
     with bars.progress:
         few = can_be_good(len(sets.member), len(sets.nonmember)) if sets.member else ""
-        for note in filter(None, [*sets.notes, few]) if workers.main else ():
+        by = f"generation by {settings.backend or 'transformers'}"
+        by = by if options.backend == "auto" else ""
+        for note in filter(None, [*sets.notes, few, by]) if workers.main else ():
             bars.note(f"note: {note}")
         weights = {spec.name: cache.weights(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)
