@@ -12,6 +12,7 @@ import eval_model
 import numpy as np
 import pytest
 import torch
+from fault_codes import fails
 from scipy.stats import ks_2samp
 
 from axolotl_unlearn.errors import UnlearnError
@@ -331,6 +332,72 @@ def test_a_data_folder_may_be_named_like_the_task(home, tmp_path, monkeypatch, n
     done = run_tasks(*name, "--model_args", model, "--metadata", json.dumps(metadata))
     assert done.exit_code == 0, done.output
     assert "|forget_probability" in done.output.replace(" ", "")
+
+
+@pytest.mark.slow
+def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path):
+    """It is no model to lm-eval, which wants base and `peft=`."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    lora = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(home / "model"),
+        LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+    )
+    lora.save_pretrained(tmp_path / "adapter")
+    lora.merge_and_unload().save_pretrained(tmp_path / "merged")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "model" / name, tmp_path / "merged")
+    metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 2}
+    found = {}
+    for name in ("adapter", "merged"):
+        words = ["--tasks", "tofu", "--metadata", json.dumps(metadata)]
+        done = run_tasks(*words, "--model_args", f"pretrained={tmp_path / name},dtype=float32",
+                         "--output_path", str(tmp_path / f"out-{name}"))  # fmt: skip
+        assert done.exit_code == 0, done.output
+        (file,) = (tmp_path / f"out-{name}").rglob("results_*.json")
+        found[name] = json.loads(file.read_text())["results"]["tofu"]
+    numbers = {k: v for k, v in found["merged"].items() if isinstance(v, float)}
+    assert len(numbers) > 20
+    ours = {key: found["adapter"][key] for key in numbers}
+    assert ours == pytest.approx(numbers, abs=1e-4, nan_ok=True)
+
+
+def test_eval_takes_tofus_files_as_they_are_published(home, tmp_path):
+    """forget10.json and retain90.json of questions and answers, without ids, kinds or tasks."""
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+    from axolotl_unlearn.evaluation.sets import load_sets
+
+    data = tmp_path / "tofu"
+    data.mkdir()
+    for name, some in (("forget10", rows(4)), ("retain90", rows(8)[4:])):
+        lines = [{"question": row["question"], "answer": row["answer"]} for row in some]
+        (data / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    words = [
+        "eval",
+        f"original={home / 'model'}",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    done = CliRunner().invoke(unlearn, [*words, "--min-members", "0", "--max-gen-toks", "4"])
+    assert done.exit_code == 0, done.output
+    (model,) = json.loads((tmp_path / "o/results.json").read_text())["models"]
+    assert model["n"]["forget_task1_knowledge"] == model["n"]["retain_task1_knowledge"] == 4
+    assert model["data"].keys() == {"forget", "retain"}
+    first = load_sets(data, parts=("tasks",)).forget[0]
+    assert (first.input, first.output) == (rows(1)[0]["question"], rows(1)[0]["answer"])
+    shutil.copy(data / "forget10.json", data / "member10.json")
+    texts = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(20)]
+    (data / "nonmember.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    assert load_sets(data, min_members=4).nonmember[0][1] == "q0 a0"
+    shutil.copy(data / "forget10.json", data / "forget05.json")
+    with fails("eval.two-files"):
+        load_sets(data)
 
 
 @pytest.mark.parametrize(

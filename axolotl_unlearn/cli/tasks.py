@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import traceback
@@ -63,7 +64,8 @@ def register(remove: bool) -> None:
 def run(arguments: tuple[str, ...]) -> None:
     """Run lm_eval with `--model hf-unlearn` and our tasks known to it.
 
-    All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another.
+    All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another. The
+    folder of an adapter may stand for `pretrained=`: its base is read from it.
 
     \b
     Example:
@@ -78,7 +80,7 @@ def run(arguments: tuple[str, ...]) -> None:
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
-    given = _names_not_folders(list(arguments))
+    given = [_base_and_adapter(word) for word in _names_not_folders(list(arguments))]
     if not any(a == "--include_path" or a.startswith("--include_path=") for a in given):
         given += ["--include_path", str(task_folder())]
     before = sys.argv
@@ -101,6 +103,21 @@ def run(arguments: tuple[str, ...]) -> None:
         raise UnlearnError(f"lm_eval: {said}.") from error
     finally:
         sys.argv = before
+
+
+def _base_and_adapter(word: str) -> str:
+    """``pretrained=ADAPTER`` as lm_eval takes it: ``pretrained=BASE,peft=ADAPTER``."""
+    from axolotl_unlearn.models import ADAPTER_CONFIG, is_tokenizer, parse_models
+
+    found = re.search(r"\bpretrained=([^,]+)", word)
+    if found is None or "peft=" in word or not Path(found[1], ADAPTER_CONFIG).is_file():
+        return word
+    (spec,) = parse_models([found[1]])
+    if spec.adapter is None:  # whole weights lie beside it
+        return word
+    own = any(is_tokenizer(path.name) for path in Path(spec.adapter).iterdir())
+    more = f",tokenizer={spec.adapter}" if own and "tokenizer=" not in word else ""
+    return word.replace(found[0], f"pretrained={spec.model},peft={spec.adapter}{more}")
 
 
 _TASKS = ("--tasks", "-t")

@@ -17,6 +17,9 @@ from axolotl_unlearn.data.records import (
 )
 from axolotl_unlearn.errors import UnlearnError
 
+#: Fields of a prompt and what follows it.
+PAIRS = (("input", "output"), ("question", "answer"))
+
 
 class Answer(str):
     """A document with what its row says of it.
@@ -46,8 +49,8 @@ def author_of(text: str) -> str:
 def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
     """Documents for membership inference, as (id, text).
 
-    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``. With
-    a field ``prompt`` or ``author`` it is an `Answer`.
+    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output`` (or
+    ``question`` and ``answer``). With a field ``prompt`` or ``author`` it is an `Answer`.
     Rows without an id get ``row0``, ``row1`` ...
 
     Raises:
@@ -64,8 +67,9 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         name = next((n for n in ("document", "text") if n in row), None)
         if name is not None:
             text = require_text(row, name, where)
-        elif "input" in row and "output" in row:
-            before, text = (text_of(row, key, FieldArgs(), where) for key in ("input", "output"))
+        elif pair := next((p for p in PAIRS if p[0] in row and p[1] in row), None):
+            fields = FieldArgs(input=pair[0], output=pair[1])
+            before, text = (text_of(row, key, fields, where) for key in ("input", "output"))
             text = before + join + text if before else text
         else:
             raise UnlearnError(

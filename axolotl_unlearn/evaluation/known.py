@@ -27,7 +27,7 @@ from typing import Any
 
 from scipy.stats import false_discovery_control
 
-from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.data.documents import PAIRS, Answer
 from axolotl_unlearn.data.records import document_id, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.served import Served
@@ -48,7 +48,6 @@ READINGS = ("recited", "said", "recognised", "nothing found", "not measured")
 WORDS, FEW, TOKENS = 10, 5, 32
 #: Held-out texts from which documents can be told by log-probs.
 HELD = 20
-FIELDS = (("question", "answer"), ("input", "output"))
 
 
 @dataclass
@@ -107,7 +106,7 @@ def read_items(path: Path) -> list[Item]:
     for number, (place, row) in enumerate(read_rows(path)):
         name = str(row.get("id", f"row{number}"))
         text = row.get("document") or row.get("text")
-        if pair := next((p for p in FIELDS if all(row.get(one) for one in p)), None):
+        if pair := next((p for p in PAIRS if all(row.get(one) for one in p)), None):
             asked, answer = (str(row[one]) for one in pair)
             of = str(row.get("document") or document_id(name))
             items.append(Item(of, asked.rstrip(), f" {answer.strip()}", True))

@@ -7,6 +7,8 @@
     canaries            documents with a coin (included: true or false), see `evaluation.canaries`
 
 Files may end in .jsonl, .json or .parquet. Only forget, retain, member and nonmember are needed.
+TOFU's are read as they are published: rows of question and answer, forget10 and retain90 for forget
+and retain (with `_perturbed` where that is there alone).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from axolotl_unlearn.config import FieldArgs
 from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
@@ -207,10 +210,25 @@ def no_utility(folder: Path) -> str:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """``folder/name`` with any readable ending."""
-    for suffix in SUFFIXES:
-        if (path := folder / f"{name}{suffix}").is_file():
-            return path
+    """``folder/name`` with any readable ending, else TOFU's file of that part.
+
+    Raises:
+        UnlearnError: Several files of TOFU are that part.
+    """
+    for form in ("", "[0-9][0-9]", "_perturbed", "[0-9][0-9]_perturbed"):
+        found = [
+            path
+            for path in sorted(folder.glob(f"{name}{form}.*"))
+            if path.suffix in SUFFIXES and path.is_file()
+        ]
+        if form and len(found) > 1:
+            raise UnlearnError(
+                f"{folder} has {found[0].name} and {found[1].name}; leave one of them there, or "
+                f"name it {name}{found[0].suffix}.",
+                code="eval.two-files",
+            )
+        if found:
+            return min(found, key=lambda path: SUFFIXES.index(path.suffix))
     return None
 
 
@@ -242,12 +260,14 @@ def need_file(folder: Path, name: str) -> Path:
 
 def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
     path = need_file(folder, side)
-    records = reading.read_records(path)
+    asked = all("question" in row and "input" not in row for _, row in reading.read_rows(path))
+    fields = FieldArgs(input="question", output="answer") if asked else None
+    records = reading.read_records(path, fields, kind="question" if asked else "completion")
     without_task = all(not record.task.strip() for record in records)
     if without_task:
         notes.append(f"{path} names no tasks: all its rows count as task 1")
     for record, (place, row) in zip(records, reading.read_rows(path), strict=True):
-        if kind_of(record.id) is None and row.get("kind") is None:
+        if kind_of(record.id) is None and row.get("kind") is None and not asked:
             raise UnlearnError(
                 f"{path}, {place}: the id {record.id!r} ends in neither sc<number> (sentence "
                 "completion) nor qa<number> (question), so its score is unknown; end the id so, "
