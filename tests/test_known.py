@@ -88,6 +88,25 @@ def test_a_folder_alone(home, tmp_path):
     assert "--held-out" in why and found["held_out"] is None
 
 
+def test_questions_are_asked_through_the_chat_template(home, tmp_path):
+    """The model answers a turn of the user alone; without a template the cure is said."""
+    from transformers import AutoTokenizer
+
+    asked = [json.loads(line) for line in (home / "read.jsonl").read_text().splitlines()[10:]]
+    rows = [{"input": f"<u>{one['question']}<a>", "output": one["answer"]} for one in asked]
+    model = eval_model.train_model(tmp_path / "model", rows, steps=80)
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    with fails("audit.no-template"):
+        audit_documents(tmp_path / "asked.jsonl", str(model), chat=True)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for m in messages %}<u>{{ m['content'] }}<a>{% endfor %}"
+    tokenizer.save_pretrained(model)
+    words = (tmp_path / "asked.jsonl", "--model", model, "--out", tmp_path / "a.json",
+             "--max-new-tokens", 8)  # fmt: skip
+    found, plain = audit(*words, "--chat"), audit(*words)
+    assert found["counts"]["said"] == 10 and plain["counts"]["said"] < 5
+
+
 @pytest.mark.slow
 def test_a_server_with_log_probs_says_what_the_weights_say(home, tmp_path):
     words = ("--held-out", home / "heldout.jsonl", "--out", tmp_path / "a.json")
