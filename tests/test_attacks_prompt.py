@@ -36,12 +36,6 @@ RECORDS = [
 PROBES = plain_probes(RECORDS)
 
 
-def test_plain_probe():
-    assert PROBES[1] == Probe(
-        "d0qa0", "d0", "Where was Ada Brook born?", " Bath", "Bath", "question"
-    )
-
-
 def test_questions_are_recalled_when_the_answer_is_named():
     assert recalled(PROBES[1], "Bath.") == recalled(PROBES[1], "She was born in BATH, I think") == 1
     assert recalled(PROBES[1], "Bathing") == recalled(PROBES[1], "") == 0

@@ -114,15 +114,6 @@ def test_the_audit_list_has_a_line_for_every_document(home, results):
     assert all(line["retrained"] is not None for line in lines)
 
 
-def test_a_model_that_learnt_the_rows_scores_as_such(results):
-    """Everything memorised: forget cells near 0, retain cells near 1."""
-    cells = results[0]["cells"]
-    for name in CELLS:
-        assert (cells[name] < 0.4) == name.startswith("forget"), cells
-    assert results[0]["utility"] > results[1]["utility"] - 1e-9
-    assert min(results[0]["extraction"]["strength"]) >= 0
-
-
 def test_rows_and_texts_are_read_whole(home, results):
     """Runs and shares of greedy tokens and the answer's log-probability, against a plain forward;
     a text of which all but the last token comes out has a run of all but one, not of 0."""
@@ -459,18 +450,6 @@ def test_changed_data_are_measured_again(home, results, tmp_path):
     assert sum(again["n"][name] for name in CELLS) == 46
 
 
-def test_nan_weights_end_with_a_sentence(home, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(home / "original", tmp_path / "nan")
-    weights = load_file(tmp_path / "nan" / "model.safetensors")
-    name = next(key for key in weights if "mlp" in key)
-    weights[name][0, 0] = torch.nan
-    save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
-    with fails("models.not-finite"):
-        evaluate([str(tmp_path / "nan")], home / "data", tmp_path / "out", **OPTIONS)
-
-
 def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(home / "data", data)
@@ -503,14 +482,6 @@ def test_bad_input_on_the_command_line(home, arguments, message):
     assert outcome.exit_code == 2
     assert re.search(f"Error: .*{message}", outcome.output), outcome.output
     assert "Traceback" not in outcome.output
-
-
-def test_command_prints_the_table(home, results):
-    arguments = ["eval", str(home / "original"), "--data", str(home / "data"), "--quiet"]
-    arguments += ["--min-members", "1", "--max-gen-toks", "12"]
-    outcome = CliRunner().invoke(unlearn, [*arguments, "--out", str(home / "eval")])
-    assert outcome.exit_code == 0, outcome.output
-    assert "original" in outcome.output and "results.json" in outcome.output
 
 
 def test_utility_is_told_by_group_of_questions(tmp_path):

@@ -88,10 +88,6 @@ def test_aggregation_by_hand():
     assert math.isnan(semeval.auc_of_pairs([(True, 1.0)]))
 
 
-def test_ties_between_options_go_to_the_first():
-    assert semeval.best_option([-2.0, -1.0, -1.0]) == 1
-
-
 def test_documents_are_split_after_their_first_token(folder):
     from transformers import AutoTokenizer
 
