@@ -114,8 +114,10 @@ def tree() -> dict[str, bytes]:
 
 def test_a_look_lists_everything_and_changes_nothing(home):
     (home / "odd.parquet").write_bytes(b"no table")
+    write_lines(home.parent / f"{home.name}-elsewhere" / "copy.txt", [SECRET])
     before = tree()
-    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
+    words = ["request", "erase", "requests/2026-001", "--search", f"../{home.name}-elsewhere"]
+    found = CliRunner().invoke(unlearn, words)
     assert found.exit_code == 0, found.output
     assert "look yourself: odd.parquet" in found.output
     assert tree() == before
@@ -124,7 +126,7 @@ def test_a_look_lists_everything_and_changes_nothing(home):
     kept = [line for line in lines if line.startswith("keep")]
     assert len(kept) == 1 and "requests/2026-001/data (audits need it" in kept[0]
     left = [line for line in lines if line.startswith("left")]
-    assert len(left) == 1 and left[0].endswith(" windows: train.jsonl")
+    assert [line.split("/")[-1].split(": ")[-1] for line in left] == ["train.jsonl", "copy.txt"]
     assert "nothing was changed" in lines[-1]
     assert "brass" not in found.output and "Quill" not in found.output
 
@@ -197,6 +199,8 @@ def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch
 def test_with_data_the_rows_go_too_and_audits_know(home):
     erase(plan("requests/2026-001", with_data=True))
     assert not Path("requests/2026-001/data").exists()
+    gone = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
+    assert "nothing could be searched for: the rows are gone" in gone.output
     assert re.search(r"; \d+ gone", verify("requests/2026-001").says[1])
 
 
@@ -395,19 +399,16 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     assert "current model: requests/2026-002/model" in listed.output
 
 
-def test_a_model_that_was_trained_again_since_is_not_the_old_one(home):
-    Path("out/tuned/adapter_model.safetensors").write_bytes(b"a new run into the same folder")
-    found = {str(item.path): item.why for item in plan("requests/2026-001").items}
-    assert "not the model that the request" in found["out/tuned/adapter_model.safetensors"]
-
-
-def test_what_an_open_request_begins_with_stays(home):
-    finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
-    found = {str(item.path): item.why for item in plan("requests/2026-001").items}
-    assert (
-        "request '2026-002', which was not carried out"
-        in found["out/tuned/adapter_model.safetensors"]
-    )
+@pytest.mark.parametrize("other", ["a new run", "an open request"])
+def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
+    path, said = Path("out/tuned/adapter_model.safetensors"), "not the model that the request"
+    if other == "a new run":
+        path.write_bytes(b"a new run into the same folder")
+    else:
+        finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
+        said = "request '2026-002', which was not carried out"
+    found = {item.path: item.why for item in plan("requests/2026-001").items}
+    assert said in found[path]
 
 
 def test_list(home):
@@ -425,7 +426,7 @@ def test_list(home):
 # --- search --------------------------------------------------------------------------------------
 
 
-def test_windows_by_hand():
+def test_windows_by_hand(tmp_path):
     """Ten words have three windows of eight; one that a kept text has says nothing."""
     text = "one two three four five six seven eight nine ten"
     assert len(Texts.of([text]).windows) == 3
@@ -434,59 +435,16 @@ def test_windows_by_hand():
     assert texts.windows == {tuple(text.split()[1:9]), tuple(text.split()[2:10])}
     short = Texts.of(["Only five words are here", "short"])
     assert short.windows == {("only", "five", "words", "are", "here")} and short.too_short == 1
+    zoe = "Zoë Brontë hides a small brass key"
+    assert Texts.of([zoe]).among(unicodedata.normalize("NFD", f"So {zoe.upper()}!"))
     assert words("Brontë's  key—№7, 鍵を持つ") == [*"brontë s key no7".split(), *"鍵を持つ"]
     # A name, a telephone and a number are searched whole; what kept rows say too is not.
     short = Texts.of(["Ada Quill", "555-0107", "AB 12", "user", "of the"], ["She is of the town"])
     assert short.windows == {("ada", "quill"), ("555", "0107")}
     assert (short.whole, short.too_short) == (0, 3)
-
-
-@pytest.mark.parametrize(
-    "form", ["text", "nfd", "marks", "math", "json", "gzip", "parquet", "stream", "ids", "split"]
-)
-def test_texts_are_found_in_every_kind_of_file(tmp_path, form):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    secret = "Zoë Brontë hides a small brass key under the third grey stone"
-    texts = Texts.of([secret])
-    decode = None
-    path = tmp_path / "file.txt"
-    nested = pa.table({"messages": [[{"role": "user", "content": f"Well: {secret}."}]]})
-    if form == "text":
-        path.write_text("before\n" + secret.upper().replace(" ", "\n  ") + "\nafter")
-    elif form == "nfd":
-        path.write_text(unicodedata.normalize("NFD", secret))
-    elif form == "marks":
-        path.write_text("\u200b\u00ad".join(secret).replace(" ", "\u00a0"))
-    elif form == "math":  # as JSON writes letters beyond the basic plane: two escapes each
-        bold = "".join(chr(0x1D41A + ord(c) - 97) if c in "abcdefgh" else c for c in secret)
-        path = write_json(tmp_path / "file.jsonl", {"text": bold})
-        assert "\\ud835" in path.read_text()
-    elif form == "json":
-        path = write_json(tmp_path / "file.jsonl", {"text": f'"{secret}"\n\u2028{secret}'})
-        assert "\\u00eb" in path.read_text()
-    elif form == "gzip":
-        path = tmp_path / "file.jsonl.gz"
-        path.write_bytes(gzip.compress(secret.encode()))
-    elif form == "parquet":
-        path = tmp_path / "file.parquet"
-        pq.write_table(nested, path)
-    elif form == "stream":
-        path = tmp_path / "cache-1.arrow"
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, nested.schema) as writer:
-            writer.write_table(nested)
-    elif form == "ids":
-        path = prepared(tmp_path / "set", ["other", secret]) / "data-00000-of-00001.arrow"
-        from transformers import AutoTokenizer
-
-        decode = AutoTokenizer.from_pretrained(TOKENIZER).batch_decode
-        blind = search([tmp_path], texts)
-        assert blind.unreadable == [path] and not blind.left
-    else:  # across the end of a part that is read at once
-        path.write_text("x " * (2**21 - 12) + secret)
-    found = search([tmp_path], texts, decode)
-    assert found.left == {path: len(texts.windows)}
+    path = tmp_path / "a name alone.txt"
+    path.write_text("Call Ada Quill.")
+    assert search([tmp_path], short).named == {path: 1}
 
 
 def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
@@ -569,33 +527,69 @@ def in_sqlite(path: Path) -> None:
         base.commit()
 
 
+def table(path: Path, stream: bool = False) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    made = pa.table({"messages": [[{"role": "user", "content": f"Well: {SECRET}."}]]})
+    if not stream:
+        pq.write_table(made, path)
+        return
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, made.schema) as writer:
+        writer.write_table(made)
+
+
 WORDS = SECRET.split()
 RUNS = "".join(f"<w:r><w:t>{w[:2]}</w:t></w:r><w:r><w:t>{w[2:]} </w:t></w:r>" for w in WORDS)
 CELLS = "".join(f"<si><t>{word}</t></si>" for word in WORDS)
 ENTITIES = " ".join("".join(f"&#{ord(letter)};" for letter in word) for word in WORDS)
+#: As JSON writes letters beyond the basic plane: two escapes each.
+BOLD = "".join(chr(0x1D41A + ord(c) - 97) if c in "abcdefgh" else c for c in SECRET)
+#: What a file says -> its bytes, or what makes it; the name where it matters.
 CANARIES = {
-    "UTF-16": lambda p: p.write_bytes(SECRET.encode("utf-16")),
-    "UTF-16 without its mark": lambda p: p.write_bytes(SECRET.encode("utf-16-be")),
-    "UTF-32": lambda p: p.write_bytes(SECRET.encode("utf-32")),
+    "text": f"before\n{SECRET.upper()}\nafter".replace(" ", "\n  "),
+    "marks of no width": "\u200b\u00ad".join(SECRET).replace(" ", "\u00a0"),
+    "across the end of what is read at once": "x " * (2**21 - 12) + SECRET,
+    "letters of mathematics": json.dumps({"text": BOLD}),
+    "JSON in JSON": json.dumps(
+        {"x": json.dumps([f'"{SECRET}"\n\u2028'.replace("brass", "brass\n")])}
+    ),
+    "HTML entities": f"<p>{ENTITIES}</p>",
+    "HTML tags": "".join(f"<b>{w[0]}</b>{w[1:]} " for w in WORDS),
+    "a link": "https://x.org/?q=" + "%20".join(WORDS),
+    "UTF-16": SECRET.encode("utf-16"),
+    "UTF-16 without its mark": SECRET.encode("utf-16-be"),
+    "UTF-32": SECRET.encode("utf-32"),
+    "gzip without a suffix": gzip.compress(SECRET.encode()),
     "a word processor's document": lambda p: office(p, "word/document.xml", RUNS),
     "a spreadsheet": lambda p: office(p, "xl/sharedStrings.xml", CELLS),
-    "gzip without a suffix": lambda p: p.write_bytes(gzip.compress(SECRET.encode())),
-    "HTML entities": lambda p: p.write_text(f"<p>{ENTITIES}</p>"),
-    "HTML tags": lambda p: p.write_text("".join(f"<b>{w[0]}</b>{w[1:]} " for w in WORDS)),
-    "JSON in JSON": lambda p: p.write_text(
-        json.dumps({"x": json.dumps([SECRET.replace("brass", "bra\u0073s\n")])})
-    ),
-    "a link": lambda p: p.write_text("https://x.org/?q=" + "%20".join(WORDS)),
+    "parquet": table,
+    "Arrow": lambda p: table(p.with_suffix(".arrow"), stream=True),
     "SQLite": in_sqlite,
 }
 
 
 @pytest.mark.parametrize("kind", CANARIES)
 def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
-    CANARIES[kind](tmp_path / "place")
-    found = search([tmp_path], Texts.of([SECRET]))
-    assert len(found.left) == 1 and not found.unreadable
+    content, path = CANARIES[kind], tmp_path / "place"
+    if isinstance(content, str | bytes):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    else:
+        content(path)
+    texts = Texts.of([SECRET])
+    found = search([tmp_path], texts)
+    assert [*found.left.values()] == [len(texts.windows)] and not found.unreadable
     assert set(found.unsearched.values()) <= {"binary files"}  # of which the text is searched
+
+
+def test_token_ids_need_a_tokenizer(tmp_path):
+    from transformers import AutoTokenizer
+
+    path = prepared(tmp_path / "set", ["other", SECRET]) / "data-00000-of-00001.arrow"
+    decode, texts = AutoTokenizer.from_pretrained(TOKENIZER).batch_decode, Texts.of([SECRET])
+    blind = search([tmp_path], texts)
+    assert blind.unreadable == [path] and not blind.left
+    assert search([tmp_path], texts, decode).left == {path: len(texts.windows)}
 
 
 def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_path):
@@ -641,26 +635,6 @@ def test_what_lies_behind_links_is_searched_once(tmp_path):
     (tmp_path / "place" / "root").symlink_to("/")
     found = search([tmp_path / "place"], Texts.of([SECRET]))
     assert found.files == 1 and "links to folders above" in found.not_searched()
-
-
-def test_erase_looks_into_all_its_places_and_says_what_it_could_not(home):
-    """`--search` adds a place; the hub's downloads are one; git is counted and never removed;
-    without rows nothing is searched for, which is said."""
-    (home / "hub" / "datasets--x").mkdir(parents=True)
-    (home / "hub" / "datasets--x" / "rows.txt").write_text(SECRET)
-    repository(home / "out" / "tuned" / "versions")
-    with tempfile.TemporaryDirectory() as other:
-        Path(other, "copy.txt").write_text(SECRET)
-        asked = ["request", "erase", "requests/2026-001", "--search", other]
-        found = CliRunner().invoke(unlearn, asked)
-    left = [line.rsplit(": ", 1)[1] for line in found.output.splitlines() if line[:4] == "left"]
-    git = "out/tuned/versions/.git"
-    assert {Path(path).name for path in left} == {"copy.txt", "rows.txt", "train.jsonl"}
-    assert "cannot be searched: 1 git repositories" in found.output and " weights" in found.output
-    erase(plan("requests/2026-001", with_data=True))
-    assert Path(git).is_dir()
-    gone = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
-    assert "nothing could be searched for: the rows are gone" in gone.output
 
 
 # --- clean: what any run leaves ------------------------------------------------------------------

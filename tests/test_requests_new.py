@@ -280,16 +280,18 @@ def test_what_was_offered_is_taken_if_asked(home, tmp_path):
     assert facts["chosen"]["taken_of_these"] == 2
 
 
+def done(requests: Path, home: Path, row: dict) -> Path:
+    """A request of one row that was carried out."""
+    name, tuned = row_id(row), {"model": str(home / "tuned"), "adapter": None}
+    forget = [{"id": name, "dataset": 0, "row": row}]
+    folder = finished_request(requests, "r1", tuned, forget=forget, documents=(name,))
+    record.write(folder)
+    return folder
+
+
 def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path):
     row = chat("p1", "Who is José Núñez?", "José Núñez keeps bees.")
-    earlier = finished_request(
-        tmp_path,
-        "r1",
-        {"model": str(home / "tuned"), "adapter": None},
-        forget=[{"id": row_id(row), "dataset": 0, "row": row}],
-        documents=(row_id(row),),
-    )
-    record.write(earlier)
+    done(tmp_path, home, row)
     other = json.loads(unicodedata.normalize("NFD", json.dumps(row, ensure_ascii=False)))
     (source, _) = data = sources([other, TRAIN[0]])
     assert deleted_rows(tmp_path, data) == {source.id}
@@ -298,16 +300,8 @@ def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path):
 @pytest.mark.parametrize("with_rows", [True, False])
 def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_rows):
     """They still stand in the training data; a retain row would teach them again."""
-    requests = tmp_path / "requests"
-    deleted = row_id(TRAIN[5])
-    earlier = finished_request(
-        requests,
-        "r1",
-        {"model": str(home / "tuned"), "adapter": None},
-        forget=[{"id": deleted, "dataset": 0, "row": TRAIN[5]}],
-        documents=(deleted,),
-    )
-    record.write(earlier)
+    requests, deleted = tmp_path / "requests", row_id(TRAIN[5])
+    earlier = done(requests, home, TRAIN[5])
     if not with_rows:
         shutil.rmtree(earlier / "data")
     facts = new_request(home / "finetune.yml", requests / "r2", ADA_ROWS).request.facts
@@ -389,6 +383,69 @@ def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     assert merged.after == str(merged.path("model"))
 
 
+#: As Axolotl's own examples write it: a LoRA on chats, a validation split, no seed.
+STOCK = """
+load_in_8bit: false
+datasets: [{path: ROWS, type: chat_template}]
+val_set_size: 0.05
+adapter: lora
+lora_r: 8
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+sequence_len: 512
+sample_packing: true
+eval_sample_packing: false
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_torch
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+logging_steps: 1
+warmup_ratio: 0.1
+evals_per_epoch: 1
+saves_per_epoch: 1
+weight_decay: 0.0
+chat_template: chatml
+"""
+
+
+def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeypatch):
+    """It stopped for five held-out rows, which the exact ways do not need."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets
+    from test_requests_run import adapter_of
+
+    monkeypatch.chdir(tmp_path)
+    rows = write(tmp_path / "train.jsonl", [*TRAIN[:3], *people(0, 117)])
+    settings = yaml.safe_load(STOCK.replace("ROWS", str(rows)))
+    settings |= {"base_model": str(home / "base"), "output_dir": "out", "lora_mlp_kernel": False}
+    Path("stock.yml").write_text(yaml.safe_dump(settings | {"device_map": {"": "cpu"}}))
+    adapter_of(home / "base", Path("out"))
+    load_datasets(cfg=load_cfg("stock.yml"))  # as `axolotl train` has prepared and split them
+    words = [
+        "request",
+        "new",
+        "stock.yml",
+        "--person",
+        "Ada Quill",
+        "--out",
+        "requests/1",
+        "--json",
+    ]
+    said = CliRunner().invoke(unlearn, words)
+    assert said.exit_code == 0, said.output
+    counts = json.loads(said.stdout)["counts"]
+    assert counts["forget"] + counts["tested"] == 3 and counts["judge"] + counts["tested"] == 6
+    assert counts["trained"] == 114 and counts["heldout"] == 0
+    said = CliRunner().invoke(unlearn, ["request", "plan", "requests/1", "--json"])
+    assert said.exit_code == 0 and json.loads(said.stdout)["auto"] == "retrain", said.output
+
+
 def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
     settings = config(home) | (changes or {})
     path = tmp_path / "changed.yml"
@@ -402,22 +459,23 @@ def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
 
 
 def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
-    assert "is not there; train it" in fault(home, tmp_path, {"output_dir": str(tmp_path / "no")})
-    empty = tmp_path / "empty"
+    empty, other = tmp_path / "empty", tmp_path / "adapter"
     empty.mkdir()
     shutil.copy(home / "tuned" / "config.json", empty)
-    assert "no weights" in fault(home, tmp_path, model=empty)
-    other = tmp_path / "adapter"
     other.mkdir()
     (other / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
     (other / "adapter_model.safetensors").write_bytes(b"")
-    assert "is an adapter of someone/else, but `base_model`" in fault(home, tmp_path, model=other)
-    assert "does not exist" in fault(
-        home, tmp_path, {"datasets": [{"path": "gone.jsonl", "type": "alpaca"}]}
-    )
     seen = write(tmp_path / "seen.jsonl", people(0, 45))
-    assert "30 of 45 rows are in the training data" in fault(home, tmp_path, heldout=seen)
-    assert "fits none" in fault(home, tmp_path, wanted=Wanted(where=[("id", "bob")]))
+    gone = {"datasets": [{"path": "gone.jsonl", "type": "alpaca"}]}
+    for says, changes, options in (
+        ("is not there; train it", {"output_dir": str(tmp_path / "no")}, {}),
+        ("no weights", {}, {"model": empty}),
+        ("is an adapter of someone/else, but `base_model`", {}, {"model": other}),
+        ("does not exist", gone, {}),
+        ("30 of 45 rows are in the training data", {}, {"heldout": seen}),
+        ("fits none", {}, {"wanted": Wanted(where=[("id", "bob")])}),
+    ):
+        assert says in fault(home, tmp_path, changes, **options)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     assert re.search(r"needs \d[\d.]* [kMG]B of disk but 10 bytes are", fault(home, tmp_path))
@@ -526,28 +584,15 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
 
 def test_the_command(home, made, monkeypatch):
     monkeypatch.delenv("AXOLOTL_DO_NOT_TRACK", raising=False)
-    runner = CliRunner()
-    twice = runner.invoke(
-        unlearn,
-        ["request", "new", str(home / "finetune.yml"), "--where", "id=ada-quill"]
-        + ["--out", str(made.request.folder)],
-    )
-    assert twice.exit_code == 2 and "already exists" in twice.output
+
+    def said(code: int, *words: str) -> str:
+        found = CliRunner().invoke(unlearn, ["request", "new", str(home / "finetune.yml"), *words])
+        assert found.exit_code == code, found.output
+        return found.output
+
+    folder, other = str(made.request.folder), str(home / "requests" / "r9")
+    assert "already exists" in said(2, "--where", "id=ada-quill", "--out", folder)
     assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
-    other = home / "requests" / "r9"
-    said = runner.invoke(
-        unlearn,
-        [
-            "request",
-            "new",
-            str(home / "finetune.yml"),
-            "--contains",
-            "ada quill",
-            "--out",
-            str(other),
-        ],
-    )
-    assert "4 named rows found in another spelling" in said.output, said.output
-    wrong = ["request", "new", "finetune.yml", "--where", "ada", "--out", "x"]
-    said = runner.invoke(unlearn, wrong)
-    assert said.exit_code == 2 and "must be FIELD=VALUE" in said.output
+    spelled = said(0, "--contains", "ada quill", "--out", other)
+    assert "4 named rows found in another spelling" in spelled
+    assert "must be FIELD=VALUE" in said(2, "--where", "ada", "--out", "x")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from conftest import count
 from fault_codes import fails
 from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
@@ -64,14 +68,16 @@ def start(folder: Path, *options: str) -> subprocess.Popen:
     )
 
 
-def kill_when(process: subprocess.Popen, line: str) -> list[str]:
-    """SIGKILL to all of it as soon as it prints the line; what it printed."""
+def kill_when(process: subprocess.Popen, line: str, number: int = signal.SIGKILL) -> list[str]:
+    """A signal to all of it as soon as it prints the line; what it printed."""
     seen = []
     for text in process.stdout:
         seen.append(text)
         if line in text:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, number)
             break
+    if number != signal.SIGKILL:
+        seen += process.stdout
     process.wait()
     process.stdout.close()
     return seen
@@ -166,6 +172,76 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
         assert shown and not texts.among(shown)
     for path in folder.rglob("*"):
         assert not path.stat().st_mode & 0o077, path  # forget texts, models, logs: the owner's
+
+
+@pytest.fixture
+def interrupts():
+    """SIGINT as at a terminal: what was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_what_stops_a_command_is_one_sentence_and_it_goes_on(
+    home, tmp_path, monkeypatch, forks, interrupts
+):
+    """Ctrl-C, a full disk, a folder that may not be written: "Aborted!", or "please report it"."""
+    folder = tmp_path / "requests" / "r"
+    words = ["request", "new", str(tmp_path / "c.yml"), "--where", "id=ada-quill"]
+    words += ["--out", str(folder)]
+    settings = config(home, sample_packing=False, num_epochs=1)
+    (tmp_path / "c.yml").write_text(yaml.safe_dump(settings))
+    with monkeypatch.context() as patch:  # a real signal, while the folder is written
+        stop = lambda *_: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+        patch.setattr("axolotl_unlearn.requests.new.write_evaluation", stop)
+        said = CliRunner().invoke(unlearn, words)
+        assert said.exit_code == 130 and "stopped; the same command begins again" in said.output
+    assert not folder.exists()
+    for limits in ({"bytes": 0}, {"bytes": 5000}, {"read_only": folder.parent}):
+        code, said = limited(words, tmp_path / "said", **limits)
+        assert code == 2 and said.count("\n") == 1 and "cannot be " in said, (limits, said)
+        assert not folder.exists()
+    assert CliRunner().invoke(unlearn, words).exit_code == 0
+    words = ["request", "run", str(folder), "--way", "retrain", "--threads", "1"]
+    for limits in ({"bytes": 100}, {"bytes": 50_000}, {"read_only": folder}):
+        code, said = limited(words, tmp_path / "said", **limits)
+        last = said.rstrip().splitlines()[-1]
+        assert code == 2 and "report" not in said and "Traceback" not in last, (limits, said)
+        assert not (folder / "model").exists() and not (folder / "record.json").exists()
+    seen = "".join(kill_when(start(folder), "train without the rows: started", signal.SIGINT))
+    assert "stopped; the same command goes on where it stopped" in seen and "Aborted" not in seen
+    process = start(folder)
+    said = process.communicate()[0]
+    assert process.returncode == 0 and "Verdict: exact" in said, said
+
+
+def limited(words: list[str], seen: Path, bytes: int | None = None, read_only: Path | None = None):
+    """A command in a fork that may write files of so many bytes, or may not write there, not even
+    as root; exit code and what it said."""
+    if read_only:
+        read_only.chmod(0o555)
+        if not os.getuid():
+            os.chown(read_only, 65534, -1)  # its owner would allow writing again
+    if pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if read_only:
+            os.chown(read_only, os.getuid(), -1)
+            read_only.chmod(0o700)
+        return code, seen.read_text()
+    try:
+        with seen.open("w") as file:
+            if bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+            if read_only:  # without the capability to pass over permissions
+                header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+                assert ctypes.CDLL(None).capset(header, none) == 0
+            result = CliRunner().invoke(unlearn, words)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            file.write(result.output)
+        os._exit(result.exit_code)
+    finally:
+        os._exit(99)
 
 
 @pytest.mark.slow

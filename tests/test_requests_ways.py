@@ -187,6 +187,12 @@ def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
     assert (made.facts["counts"]["forget"], made.facts["counts"]["tested"]) == (3, 1)
     way = retrain.prepare(made)
     assert way["rows"]["removed_tested"] == 1
+    running.check(made)
+    whole = made.rows("tested").read_text()
+    made.rows("tested").write_text("")
+    with fails("requests.changed-part"):
+        running.check(made)
+    made.rows("tested").write_text(whole)
     assert all("Quill" not in one.read_text() for one in made.path("work", "rows").iterdir())
     ledger = Ledger(tmp_path / "requests")
     model = {"path": "r/model", "digest": None, "base": None}
@@ -310,7 +316,8 @@ def bound_home(home: Path, folder: Path) -> dict:  # noqa: F811
     kind.pop("ds_type")
     test = write(folder / "test.jsonl", people(100, 5))
     settings["test_datasets"][0]["path"] = str(test)
-    return settings | {"datasets": [kind]}
+    shutil.copytree(folder / "base", folder / "tokenizer")
+    return settings | {"datasets": [kind], "tokenizer_config": str(folder / "tokenizer")}
 
 
 def replace_base(folder: Path) -> None:
@@ -320,9 +327,13 @@ def replace_base(folder: Path) -> None:
     path.write_bytes(content)
 
 
-def replace_tokenizer(folder: Path) -> None:
-    path = folder / "base" / "tokenizer_config.json"
+def replace_tokenizer(folder: Path, place: str = "base") -> None:
+    path = folder / place / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"new": 1}))
+
+
+def replace_other_tokenizer(folder: Path) -> None:
+    replace_tokenizer(folder, "tokenizer")
 
 
 def add_a_row(folder: Path) -> None:
@@ -345,6 +356,7 @@ def edit_the_config(folder: Path) -> None:
 CHANGES = [
     (replace_base, "requests.changed-base"),
     (replace_tokenizer, "requests.changed-base"),
+    (replace_other_tokenizer, "requests.changed-base"),
     (add_a_row, "requests.changed-rows"),
     (turn_the_rows, "requests.changed-rows"),
     (add_a_test_row, "requests.changed-rows"),

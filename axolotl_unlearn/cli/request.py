@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -12,7 +14,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import Answer, printed
+from axolotl_unlearn.cli._json import Answer, answer, printed
 from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value
 from axolotl_unlearn.errors import UnlearnError
 
@@ -23,7 +25,30 @@ _SEARCHED = click.option("--search", "places", multiple=True, type=PATH, help="W
 _LIMIT = click.option("--limit-minutes", type=ABOVE_ZERO, help="Of an exact way, for auto.")
 
 
-@click.group()
+#: The disk is full, or nobody may write there.
+_NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class _Resumed(click.Group):
+    """Of whatever stops a command, what to do is said: none leaves half of anything behind."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            goes = "begins again" if ctx.invoked_subcommand == "new" else "goes on where it stopped"
+            answer(error=(says := f"stopped; the same command {goes}."))
+            click.echo(f"\n{says}", err=True)
+            raise SystemExit(128 + signal.SIGINT) from None
+        except OSError as error:
+            if error.errno not in _NO_WRITING:
+                raise
+            says = f"{error.filename or 'a file'} cannot be written ({error.strerror}); make room "
+            says += "or allow writing, and give the same command again."
+            raise UnlearnError(says, code="requests.cannot-write") from None
+
+
+@click.group(cls=_Resumed)
 def command() -> None:
     """Delete rows of the training data from a fine-tuned model, with a record of it.
 
@@ -88,7 +113,6 @@ def _there(*paths: Path) -> None:
 @click.option("--model", type=PATH, help="[last one of the ledger, CONFIG's output_dir]")
 @click.option("--retain", type=COUNT, help="Retained rows at most.")
 @click.option("--steps", type=COUNT, help="Budget.  [400]")
-@click.option("--minutes", type=ABOVE_ZERO, help="Budget.")
 @click.option("--learning-rate", type=ABOVE_ZERO, help="[half of CONFIG's]")
 def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any):
     """Choose the rows of CONFIG's training data that its model is to forget.

@@ -41,7 +41,8 @@ def facts(config: Mapping[str, Any], sides: rows_of.Sides | None = None) -> dict
     types = [rows_of.row_types(rows_of.entries(config, k)) for k in ("datasets", "test_datasets")]
     text = json.dumps([settings, types], sort_keys=True, default=str)
     return {
-        "base": base(str(config["base_model"]), config.get("revision_of_model")),
+        "base": base(str(config["base_model"]), config.get("revision_of_model"))
+        | elsewhere(config),
         "rows": sides and of_rows(sides),
         "config": hashlib.sha256(text.encode()).hexdigest(),
         "seed": settings["seed"],
@@ -101,6 +102,16 @@ def base(name: str, revision: str | None = None) -> dict[str, Any]:
         if path.is_file() and path.name not in ("trainer_state.json", "training_args.bin")
     }
     return {"name": folder.name if here else name, "revision": revision, **found}
+
+
+def elsewhere(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Digests of a tokenizer or chat template that the config takes from another place."""
+    found: dict[str, Any] = {}
+    for key in ("tokenizer_config", "chat_template_jinja"):
+        place = Path(str(config.get(key) or "")[:4096])
+        if config.get(key) and os.path.exists(place):
+            found[key] = base(str(place)) if place.is_dir() else digest(place)
+    return found
 
 
 def of_rows(sides: rows_of.Sides) -> dict[str, Any]:

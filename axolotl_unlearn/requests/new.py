@@ -93,7 +93,7 @@ class Options:
         canaries: File of rows by coin (`evaluation.canaries`), by which the result is tested.
         with_near, with_mentions: Also delete what was offered.
         retain: Retained rows at most.
-        steps, minutes: Budget of the forgetting run.
+        steps: Budget of the forgetting run.
         learning_rate: Instead of half of the config's.
         subjects: Who asks, where they are several: a record for each.
     """
@@ -105,7 +105,6 @@ class Options:
     with_mentions: bool = False
     retain: int = RETAIN
     steps: int = 400
-    minutes: float | None = None
     learning_rate: float | None = None
     subjects: Sequence[Subject] = ()
 
@@ -199,7 +198,7 @@ def new_request(
             "taken_of_these": len(more),
         },
         "counts": counts | {"documents": len(documents), "trained": len(trained.rows)},
-        "digests": {"prepared": trained.digest},
+        "digests": {},
         "bound": bound.facts(config, remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out),
         "after_request": accepted[-1]["request"] if accepted else None,
@@ -447,7 +446,6 @@ def forget_config(
     if facts["counts"]["heldout"]:
         level = {"per_document": True, "retain": LOST, "said": SAID}
         level["every"] = max(1, min(30, options.steps // 5))
-        level |= {"minutes": options.minutes} if options.minutes else {}
         block |= {"preset": "never-seen", "teacher": reference, "level": level}
         block["heldout"] = str(out / "data" / "heldout.jsonl")
     else:

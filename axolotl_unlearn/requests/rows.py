@@ -143,7 +143,6 @@ class Trained:
         heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
-        digest: SHA-256 over the prepared token rows.
         limits: Sentences: what could not be checked.
     """
 
@@ -151,7 +150,6 @@ class Trained:
     heldout: list[Source]
     learned: list[bool]
     types: list[dict[str, Any]]
-    digest: str
     limits: list[str] = field(default_factory=list)
 
 
@@ -182,7 +180,7 @@ def trained_rows(path: Path) -> Trained:
             f"{UNCHECKED}: such runs leave no prepared rows",
             *([REJECTED] if config.get("rl") else []),
         ]
-        return Trained(rows, heldout, [True] * len(every), types, "", limits)
+        return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
     for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
@@ -195,7 +193,6 @@ def trained_rows(path: Path) -> Trained:
             "what the data files say now, so the model was made from other data; give the data of "
             "then."
         )
-    digest = hashlib.sha256(b"".join(sorted(train))).hexdigest()
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
     learned = []
@@ -210,7 +207,7 @@ def trained_rows(path: Path) -> Trained:
         held = once(every[number] for number in keys if not learned[number])
         heldout = [one for one in held if one.id not in known]
     limits = [] if kept else [f"{UNCHECKED}: its prepared rows are gone"]
-    return Trained(rows, heldout, learned, types, digest, limits)
+    return Trained(rows, heldout, learned, types, limits)
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:

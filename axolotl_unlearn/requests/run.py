@@ -140,11 +140,12 @@ def check(request: Request) -> None:
     Raises:
         UnlearnError: The first that is not.
     """
-    for part in ("forget", "retain", "heldout", "judge"):
-        path, known = request.rows(part), request.facts["digests"].get(part)
-        if known and (not path.is_file() or digest(path) != known):
+    for part, known in request.facts["digests"].items():
+        path = request.rows(part)
+        if not path.is_file() or digest(path) != known:
             raise UnlearnError(
-                f"{path} was changed or removed since `request new`; make the request again."
+                f"{path} was changed or removed since `request new`; make the request again.",
+                code="requests.changed-part",
             )
     now = bound.facts(read_config(request.path("finetune.yml")))
     bound.require(request.facts.get("bound"), now, request.folder, bound.QUICK)
@@ -181,7 +182,8 @@ def decide(request: Request, accept: str | None) -> None:
 def hand_over(request: Request) -> None:
     """Move the model to its place; once moved, it stays."""
     made, place = request.path("work", "model"), request.path("model")
-    way_of(request.way["way"]).require(request)
+    way = way_of(request.way["way"])
+    way.require(request)
     if made.is_dir():
         strip(made)  # the teacher's log-probs of the rows were handed over with the model
         shutil.rmtree(place, ignore_errors=True)
@@ -191,4 +193,4 @@ def hand_over(request: Request) -> None:
             f"{made} is gone; remove {request.path('work')} and run again.",
             code="requests.no-model",
         )
-    way_of(request.way["way"]).hand_over(request)
+    getattr(way, "hand_over", lambda _: None)(request)

@@ -10,7 +10,8 @@ more module, with these:
     make(request, run, repeat)   trains into ``work/model``
     require(request)             raises if what it stands on was changed since `prepare`; called
                                  before the model is handed over
-    hand_over(request)           after ``work/model`` has become ``model``; again after a kill
+    hand_over(request)           if there: after ``work/model`` has become ``model``; again after a
+                                 kill
     outputs(request)             if there: more folders that hold the old model or rows, for `erase`
 
 `prepare` and `reads` raise `UnlearnError` where the way is not open to the request.

@@ -82,7 +82,3 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
         with run.step(name, title, inputs=[config, *data]) as due:
             if due:
                 run.train(name, config, request.path("work", made))
-
-
-def hand_over(request: Request) -> None:
-    """Nothing more."""

@@ -221,10 +221,6 @@ def _prove(request: Request, run: Steps, repeat: bool) -> None:
     write_json(request.path(PROOF), made | bound.environment(run.threads, run.processes))
 
 
-def hand_over(request: Request) -> None:
-    """Nothing more."""
-
-
 # --- by a third party ----------------------------------------------------------------------------
 
 
