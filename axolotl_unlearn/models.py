@@ -413,10 +413,12 @@ def _changes(folder: Path, shapes: dict[str, list[int]], module: str) -> bool:
 
 
 def input_device(model: Any) -> Any:
-    """Where a model takes its tokens: of a spread one that of its embeddings."""
+    """The device that takes a model's tokens: of a spread one that of its embeddings."""
+    import torch
+
     hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
     place = getattr(hook, "execution_device", None)
-    return model.device if place is None else place
+    return model.device if place is None else torch.device(place)
 
 
 def check_finite(model: Any, name: str) -> None:

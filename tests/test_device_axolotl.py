@@ -63,3 +63,34 @@ def test_a_method_trains_on_an_accelerator_and_hardly_waits(stage, name):  # noq
         allowed = STEP + ASKED * (number < 3) + LEARNT * (not number)
         allowed += LOOK * (looks and number > 0 and not number % 2)
         assert step.total() <= allowed, (number, step)
+
+
+def trained(stage: Path, block: dict, **changes) -> tuple[list, list]:  # noqa: F811
+    """Losses of each step, and the trained weights."""
+    cfg, rows = prepared(stage, block, num_epochs=2, **changes)
+    trainer, model, *_ = setup_model_and_trainer(cfg, rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, [weight.detach() for weight in model.parameters() if weight.requires_grad]
+
+
+@pytest.mark.parametrize("name", ["tofu-npo-kl", "never-seen"])
+def test_a_model_over_two_devices_trains_as_on_one(stage, name):  # noqa: F811
+    """Its head is on another device than its tokens, and than its teacher's head."""
+    first = ("model.embed_tokens", "model.rotary_emb", *(f"model.layers.{i}" for i in range(4)))
+    second = (*(f"model.layers.{i}" for i in range(4, 8)), "model.norm", "lm_head")
+    spread = dict.fromkeys(first, "pretend:0") | dict.fromkeys(second, "pretend:1")
+    block = block_to_run(name, stage)
+    losses, weights = trained(stage, block, device_map=spread)
+    assert {weight.device.index for weight in weights} == {0, 1}
+    expected, _ = trained(stage, block)
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_cached_reference_is_asked_once_for_all_runs(stage):  # noqa: F811
+    block = {"reference": "cached", "forget": {"objective": "npo"}, "retain": {"objective": "kl"}}
+    losses, _ = trained(stage, block)
+    answers = {path: path.stat().st_size for path in (stage / "out" / "reference").rglob("*.bin")}
+    again, _ = trained(stage, block)
+    assert answers and again == losses
+    assert answers == {path: path.stat().st_size for path in answers}

@@ -9,13 +9,18 @@ from pathlib import Path
 import pretend_device
 import pytest
 import torch
+from accelerate import dispatch_model
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 
 from axolotl_unlearn import device
 from axolotl_unlearn.engine.batch import Batch
+from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
+from axolotl_unlearn.evaluation.generate import generate_greedily
+from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.start import make_reference
 from axolotl_unlearn.training.level import LevelledReference
@@ -80,31 +85,74 @@ def test_what_nobody_wrote_is_no_number_and_bytes_are_counted():
 # --- the engine ----------------------------------------------------------------------------------
 
 
-def steps(place: str) -> tuple[list[float], torch.Tensor, pretend_device.Watch]:
-    """Three steps of NPO + NLL + KL with LoRA, the last two of the same rows: losses, the last
-    gradient, and what the last step asked of the device."""
-    model = with_lora(tiny_llama()).to(place).train()
+#: A model over two devices: tokens go in on the first, logits come out on the second.
+SPREAD = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.layers.0"), "pretend:0")
+SPREAD |= dict.fromkeys(("model.layers.1", "model.norm", "lm_head"), "pretend:1")
+
+PAIRED = {name for name, one in OBJECTIVES.items() if one.sees == "pairs"}
+
+
+def placed(model, place: str):
+    """A model somewhere, or spread."""
+    if place != "spread":
+        return model.to(place)
+    dispatch_model(bare_model(model), SPREAD, main_device="pretend:0")
+    return model
+
+
+def steps(
+    place: str, *configs, lora: bool = True
+) -> tuple[list[float], torch.Tensor, pretend_device.Watch]:
+    """Three steps with LoRA, the last two of the same rows: losses, the last gradient, and what the
+    last step asked of the device."""
+    model = placed(with_lora(tiny_llama()) if lora else tiny_llama(), place).train()
     reference = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
     reference.remember_hidden = True
-    entries, losses = entries_for(*CONFIGS), []
+    entries, losses = entries_for(*configs), []
+    device = torch.device("pretend:0" if place == "spread" else place)
     for seed in (0, 1, 1):
-        batch = random_batch(seed)
-        batch = Batch.sent({name: v.numpy() for name, v in batch.items()}, torch.device(place))
+        batch = random_batch(seed, alternatives=any(PAIRED & {*one.values()} for _, one in configs))
+        batch = Batch.sent({name: v.numpy() for name, v in batch.items()}, device)
         model.zero_grad()
         with pretend_device.watch("/axolotl_unlearn/") as seen:
             loss = step_loss(model, batch, entries, reference=reference).total
             loss.backward()
         losses.append(loss.item())
-    gradient = torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.requires_grad])
-    return losses, gradient, seen
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return losses, torch.cat([gradient.flatten().cpu() for gradient in gradients]), seen
+
+
+def same_steps(place: str, *configs, **how) -> pretend_device.Watch:
+    """Steps somewhere are those of the processor."""
+    expected, gradient, _ = steps("cpu", *configs, **how)
+    losses, found, seen = steps(place, *configs, **how)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected))
+    torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+    return seen
 
 
 def test_a_step_is_that_of_the_processor_and_waits_for_nothing():
-    expected, gradient, _ = steps("cpu")
-    losses, found, seen = steps("pretend:0")
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(found, gradient)
+    seen = same_steps("pretend:0", *CONFIGS)
     assert seen.operations > 100 and seen.total == 0, str(seen)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("name", [n for n, one in OBJECTIVES.items() if not one.against_heldout])
+def test_a_model_over_two_devices_trains_with_every_objective(name, lora):
+    """Each ended in torch's error of tensors on two devices."""
+    objective = {"objective": name}
+    if OBJECTIVES[name].sees == "hidden":
+        objective["layer"] = 0
+    side = "retain" if OBJECTIVES[name].side == "retain" else "forget"
+    same_steps("spread", (side, objective), ("retain", {"objective": "kl"}), lora=lora)
+
+
+def test_a_model_over_two_devices_is_scored_as_on_one():
+    queries = [Query.of(range(3, 3 + n)) for n in (9, 4)]
+    alone, spread = (score_queries(placed(tiny_llama(), p), queries) for p in ("cpu", "spread"))
+    for one, other in zip(alone, spread, strict=True):
+        torch.testing.assert_close(torch.tensor(other.logp), torch.tensor(one.logp))
+        torch.testing.assert_close(torch.tensor(other.sd), torch.tensor(one.sd))
 
 
 def test_the_level_is_aimed_at_without_a_wait_for_any_row():
@@ -126,6 +174,16 @@ def test_the_level_is_aimed_at_without_a_wait_for_any_row():
     expected = level.aim(plain[4, where].cpu(), group)
     torch.testing.assert_close(found[4, where].cpu(), expected)
     assert not torch.equal(expected, plain[4, where].cpu())
+
+
+def test_generation_waits_less_than_once_a_token():
+    from data_tokenizers import byte_tokenizer
+
+    model, tokens = tiny_llama(vocabulary=259).to("pretend:0"), 32
+    model.generation_config.eos_token_id = None
+    with pretend_device.watch("/axolotl_unlearn/") as seen:
+        found = generate_greedily(model, byte_tokenizer(), ["abc", "abcd"], max_new_tokens=tokens)
+    assert [one.tokens for one in found] == [tokens] * 2 and 0 < seen.total <= tokens, str(seen)
 
 
 def test_no_module_but_one_names_an_accelerator():

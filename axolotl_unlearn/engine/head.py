@@ -56,6 +56,14 @@ def head_is_frozen(model: nn.Module) -> bool:
     return not any(parameter.requires_grad for parameter in output_head(model).parameters())
 
 
+def head_device(model: nn.Module, default: torch.device) -> torch.device:
+    """Where the LM head computes; ``default`` unless accelerate has spread the model (`device_map`)
+    and brings its inputs there."""
+    hooks = (getattr(module, "_hf_hook", None) for module in output_head(model).modules())
+    places = (getattr(hook, "execution_device", None) for hook in hooks)
+    return next((torch.device(place) for place in places if place is not None), default)
+
+
 @contextmanager
 def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -> Iterator[None]:
     """While inside, calling ``head(hidden)`` runs ``program(hidden, original_forward)``."""
@@ -81,16 +89,19 @@ def run_to_head(
     """One forward of ``model`` whose head runs ``program``.
 
     Args:
-        program: gets the hidden states that go into the head, and the way from such states to the
-            logits that the model would give.
+        program: gets the hidden states that go into the head, on its device, and the way from such
+            states to the logits that the model would give.
 
     Returns:
-        What the program returned.
+        What the program returned, on the device of the inputs.
     """
     pieces: list[Tensor] = []
     with_gradient = torch.is_grad_enabled()
+    device = inputs["input_ids"].device
+    place = head_device(unwrapped, device)
 
     def at_head(head_inputs: Tensor, head: Head) -> Tensor:
+        head_inputs = head_inputs.to(place)
         pieces.extend(program(head_inputs, final_logits(head, unwrapped)))
         if not with_gradient:
             return head_inputs.new_zeros(1, 1, 1)
@@ -101,9 +112,12 @@ def run_to_head(
     # Wrappers act on the output (FSDP2 hooks its gradient), so the numbers are taken from there;
     # models that treat logits after the head would treat ours too.
     if not with_gradient or after_head(unwrapped):
-        return pieces
+        return [piece.to(device) for piece in pieces]
     flat = output.flatten().split([piece.numel() for piece in pieces])
-    return [part.view_as(piece).to(piece.dtype) for part, piece in zip(flat, pieces, strict=True)]
+    return [
+        part.view_as(piece).to(device, piece.dtype)
+        for part, piece in zip(flat, pieces, strict=True)
+    ]
 
 
 Change = Callable[[Tensor], Tensor]

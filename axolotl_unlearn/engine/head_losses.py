@@ -81,16 +81,26 @@ class Group:
         """K, columns with a gradient."""
         return int(self.labels) + 2 * int(self.moments) + bool(self.valuations)
 
+    def on(self, device: torch.device) -> Group:
+        """The same on another device."""
+        row, time, next_ids = (x.to(device) for x in (self.row, self.time, self.next_ids))
+        return replace(self, row=row, time=time, next_ids=next_ids)
+
+    @cached_property
+    def _factors(self) -> Tensor:
+        """The factor of each valuation, ``[v]``."""
+        one_by_one = [torch.as_tensor(v.factor, device=self.row.device) for v in self.valuations]
+        return torch.stack(one_by_one)
+
     @cached_property
     def factor(self) -> Tensor:
         """The largest factor of its valuations, scalar; their shares stay within 1."""
-        factors = [torch.as_tensor(v.factor, device=self.row.device) for v in self.valuations]
-        return torch.stack(factors).abs().max().clamp(min=1e-30)
+        return self._factors.abs().max().clamp(min=1e-30)
 
     @cached_property
-    def shares(self) -> list[Tensor]:
+    def shares(self) -> Sequence[Tensor]:
         """The factor of each valuation as a share of `factor`, scalars."""
-        return [valuation.factor / self.factor for valuation in self.valuations]
+        return (self._factors / self.factor).unbind()
 
 
 @dataclass(frozen=True)
@@ -428,8 +438,8 @@ def reference_logits(group: Group) -> list[Tensor | None]:
         if reference is None:
             return None
         if id(reference) not in made:
-            states = reference.states[HEAD].at(group.row, group.time)
-            made[id(reference)] = reference.logits(states)
+            states = reference.states[HEAD].at(group.row, group.time).to(group.row.device)
+            made[id(reference)] = reference.logits(states).to(group.row.device)
         return made[id(reference)]
 
     return [logits(valuation.reference) for valuation in group.valuations]

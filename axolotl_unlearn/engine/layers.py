@@ -129,7 +129,7 @@ def row_profiles(layers: Sequence[Tensor], where: NDArray, pick: Pick) -> Tensor
     count = to_device(where.sum(-1, keepdims=True).clip(min=1), layers[0].device)
     profile = []
     for layer in layers:
-        states = pick(layer, row, time)
+        states = pick(layer, row, time).to(row.device)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         nothing = states.new_zeros(len(where), states.shape[-1])
         mean = nothing.index_add(0, row, states) / count

@@ -58,7 +58,8 @@ class States:
 
     def at(self, row: Tensor, time: Tensor) -> Tensor:
         """Those of some of the positions, ``[p, D]``."""
-        return self.values[self._place[row, time]]
+        place = self._place
+        return self.values[place[row.to(place.device), time.to(place.device)]]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from axolotl_unlearn.engine import layers as decoder
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.head import (
+    head_device,
     head_is_frozen,
     learn_after_head,
     output_vocabulary,
@@ -58,7 +58,8 @@ def observe(
     device = batch.device
     learn_after_head(model, unwrapped, device)
     layout = layout_of(model, unwrapped, batch)
-    groups = group_positions(needs, targets(batch), device)
+    place = head_device(unwrapped, device)
+    groups = group_positions(needs, targets(batch), place)
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
     numbers: list[GroupNumbers] = []
     inner: list[int] = []
@@ -82,19 +83,25 @@ def observe(
                 frozen_head=frozen,
             )
         states = [
-            layout.pick(head_inputs if layer is HEAD else outputs[layer], *indices(mask, device))
+            layout.pick(
+                head_inputs if layer is HEAD else outputs[layer], *indices(mask, device)
+            ).to(place)
             for layer, mask in needs.states.items()
         ]
         if needs.profiles is not None:
             all_layers = (*(outputs[layer] for layer in inner), head_inputs)
-            states.append(decoder.row_profiles(all_layers, needs.profiles, layout.pick))
+            states.append(decoder.row_profiles(all_layers, needs.profiles, layout.pick).to(place))
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(stats.graded for stats in numbers), *states]
 
     with tapped as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
-    numbers = [replace(stats, graded=piece) for stats, piece in zip(numbers, pieces, strict=False)]
+    numbers = [
+        GroupNumbers(piece, stats.values.to(device))
+        for stats, piece in zip(numbers, pieces, strict=False)
+    ]
+    groups = [group.on(device) for group in groups]
     logp = torch.zeros(batch["labels"].shape, device=device)
     return read_groups(groups, numbers, needs, pieces[len(groups) :], zero, logp)
 

@@ -43,8 +43,8 @@ class Layout:
     def pick(self, hidden: Tensor, row: Tensor, time: Tensor) -> Tensor:
         """``[R, T, D]`` or ``[1, N, D]`` hidden states at positions of the batch, ``[P, D]``."""
         if self.place is None:
-            return hidden[row, time]
-        return hidden[0, self.place[row, time]]
+            return hidden[row.to(hidden.device), time.to(hidden.device)]
+        return hidden[0, self.place.to(row.device)[row, time].to(hidden.device)]
 
 
 def layout_of(model: nn.Module, unwrapped: nn.Module, batch: Batch) -> Layout:

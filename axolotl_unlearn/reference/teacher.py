@@ -79,7 +79,10 @@ class Teacher(Reference):
     def release(self, model: nn.Module, keep_head: bool) -> None:
         super().release(model, keep_head)
         if keep_head:
-            self._logits = final_logits(output_head(model), model)
+            logits, device = final_logits(output_head(model), model), model.device
+            self._logits = lambda states: logits(
+                states.to(device)
+            )  # a spread policy's are elsewhere
 
 
 @contextmanager
