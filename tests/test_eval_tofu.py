@@ -391,6 +391,8 @@ def test_eval_takes_tofus_files_as_they_are_published(home, tmp_path):
     assert model["data"].keys() == {"forget", "retain"}
     first = load_sets(data, parts=("tasks",)).forget[0]
     assert (first.input, first.output) == (rows(1)[0]["question"], rows(1)[0]["answer"])
+    (data / "real_authors_perturbed.json").write_text(json.dumps(rows(1)[0]) + "\n")
+    assert tofu.read_set("real_authors_perturbed", data, ("question",))[0]["question"]
     shutil.copy(data / "forget10.json", data / "member10.json")
     texts = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(20)]
     (data / "nonmember.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))

@@ -35,6 +35,7 @@ from axolotl_unlearn.evaluation.lm_tasks import (
     with_error_functions,
     with_errors,
 )
+from axolotl_unlearn.evaluation.sets import find_file
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.fluency import repeats
@@ -152,7 +153,7 @@ def forget_quality(ratios: Sequence[float], retrained: Sequence[float]) -> tuple
 def read_set(
     name: str, folder: str | Path | None, needed: Sequence[str], rows: int | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of ``NAME.jsonl`` in ``folder``, or of the config ``NAME`` on the hub.
+    """Rows of ``NAME.jsonl`` (.json, .parquet) in ``folder``, or of the config ``NAME`` on the hub.
 
     Raises:
         UnlearnError: No such file, or a row that lacks a text, named by file, line and field.
@@ -161,11 +162,12 @@ def read_set(
         from datasets import load_dataset
 
         return list(load_dataset(HUB, name, split="train"))[-(rows or 0) :]
-    path = Path(folder) / f"{name}.jsonl"
-    if not path.is_file():
+    path = find_file(Path(folder), name)
+    if path is None:
         raise UnlearnError(
-            f"{path} does not exist; `data_dir` of --metadata must hold TOFU's files as JSON lines "
-            "(relative to where you started lm_eval)."
+            f"{folder} has no {name}.jsonl (.json, .parquet); `data_dir` of --metadata must hold "
+            "TOFU's files (relative to where you started lm_eval).",
+            code="tasks.no-file",
         )
     found = []
     for place, row in read_rows(path):
@@ -192,7 +194,7 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
     if split not in PARTS:
         raise UnlearnError(f"`split` is {split!r}; take one of {', '.join(PARTS)}.")
     folder = metadata.get("data_dir")
-    own = folder is not None and (Path(folder) / f"{split}_perturbed.jsonl").is_file()
+    own = folder is not None and find_file(Path(folder), f"{split}_perturbed") is not None
     full = ("question", "answer", "paraphrased_answer", "perturbed_answer")
     short = ("question", "answer", "perturbed_answer")
     forget = f"{split}_perturbed" if own or folder is None else "forget10_perturbed"
