@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from axolotl_unlearn.data.typed import Source
 from axolotl_unlearn.normal_form import normal_form
 
 #: Jaccard similarity of word 3-grams from which two rows are compared closely.
@@ -30,13 +29,13 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(one)
 
 
-def plain_text(row: Source) -> str:
+def plain_text(row: Any) -> str:
     """The words of a row, case-folded, without punctuation."""
-    return " ".join(" ".join(_WORD.findall(normal_form(part))) for part in strings(row.row))
+    return " ".join(" ".join(_WORD.findall(normal_form(part))) for part in strings(row))
 
 
-def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
-    """Row that stays -> chosen row that it hardly differs from, by their ids."""
+def near_texts(chosen: Mapping[Any, str], others: Mapping[Any, str]) -> dict[Any, Any]:
+    """Name of one of the others -> the chosen text that it hardly differs from, by its name."""
     from datasketch import MinHash, MinHashLSH
     from rapidfuzz import fuzz
 
@@ -48,13 +47,11 @@ def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, s
         return minhash
 
     index = MinHashLSH(threshold=SIMILAR, num_perm=PERMUTATIONS)
-    plain = {row.id: plain_text(row) for row in chosen}
-    for name, text in plain.items():
+    for name, text in chosen.items():
         index.insert(name, sketch(text))
     near = {}
-    for row in others:
-        text = plain_text(row)
-        close = [(fuzz.ratio(text, plain[name]), name) for name in index.query(sketch(text))]
+    for name, text in others.items():
+        close = [(fuzz.ratio(text, chosen[one]), one) for one in index.query(sketch(text))]
         if close and max(close)[0] >= NEAR:
-            near[row.id] = max(close)[1]
+            near[name] = max(close)[1]
     return near

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
+from axolotl_unlearn.data.near import near_texts
 from axolotl_unlearn.errors import UnlearnError
 
 #: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
 READS, FILE = "reads", "file"
 #: Rows up to which near-duplicates are looked for: pairs take time.
 MOST_COMPARED = 20_000
-#: Labels in a row that two rows share before they are compared, and the share of the shorter row's
-#: tokens from which they hardly differ.
-GRAM, NEAR = 5, 0.8
-#: Forget rows that a retain row is compared with at most.
-_CANDIDATES = 8
-#: Forget rows that are found by one run of labels at most: a phrase that all have tells nothing.
-_SHARING = 50
 
 
 def reads(input_ids: Sequence[int], labels: Sequence[int], special: Collection[int]) -> int:
@@ -81,47 +75,21 @@ def _meet(one: Sequence[int], other: Sequence[int]) -> bool:
     return any(a != IGNORE and b != IGNORE for a, b in zip(one, other, strict=False))
 
 
-def near_rows(rows: Any) -> tuple[int, int] | None:
-    """(retain rows that hardly differ from a forget row, retain rows); None of too many rows."""
-    if len(rows) > MOST_COMPARED:
-        return None
-    role = np.asarray(rows["role"][:])
-    bags: list[Counter[int]] = []
-    by_gram: dict[tuple[int, ...], list[int]] = defaultdict(list)
-
-    def grams(labels: Sequence[int]) -> set[tuple[int, ...]]:
-        said = [label for label in labels if label != IGNORE]
-        return {tuple(said[i : i + GRAM]) for i in range(max(1, len(said) - GRAM))}
-
-    for row in np.flatnonzero(role == ROLES["forget"]).tolist():
-        one = rows[row]
-        for gram in grams(one["labels"]):
-            if len(by_gram[gram]) < _SHARING:
-                by_gram[gram].append(len(bags))
-        bags.append(Counter(one["input_ids"]))
-    retain, near = np.flatnonzero(role == ROLES["retain"]).tolist(), 0
-    for row in retain:
-        one = rows[row]
-        own = Counter(one["input_ids"])
-        met = Counter(place for gram in grams(one["labels"]) for place in by_gram.get(gram, ()))
-        near += any(
-            (own & bags[place]).total() >= NEAR * min(own.total(), bags[place].total())
-            for place, _ in met.most_common(_CANDIDATES)
-        )
-    return near, len(retain)
-
-
 def near_note(rows: Any) -> list[str]:
-    """A sentence with their number, if there are any."""
+    """A sentence with the number of retain rows that hardly differ from a forget row, if there are
+    any: of the tokens that have labels."""
     if READS not in rows.column_names:
         return []
-    found = near_rows(rows)
-    if found is None:
+    if len(rows) > MOST_COMPARED:
         return [f"retain rows that hardly differ from forget rows were not looked for: {len(rows)} "
                 f"rows are more than {MOST_COMPARED}."]  # fmt: skip
+    texts: dict[int, dict[int, str]] = {number: {} for number in ROLES.values()}
+    for place, (role, labels) in enumerate(zip(rows["role"][:], rows["labels"][:], strict=True)):
+        texts[role][place] = " ".join(str(one) for one in labels if one != IGNORE)
+    kept = texts[ROLES["retain"]]
+    if not (near := near_texts(texts[ROLES["forget"]], kept)):
+        return []
     return [
-        f"{count} of {total} retain rows hardly differ from forget rows, so what is forgotten "
-        "would be kept."
-        for count, total in [found]
-        if count
+        f"{len(near)} of {len(kept)} retain rows hardly differ from forget rows, so what is "
+        "forgotten would be kept."
     ]

@@ -6,7 +6,6 @@ or another version of this package would give the rows, or the order, of an earl
 
 from __future__ import annotations
 
-import ast
 import glob
 import hashlib
 import importlib.metadata
@@ -18,12 +17,15 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.suppression import KEY
 
 LOG = logging.getLogger(__name__)
@@ -122,24 +124,13 @@ def inputs(cfg: dict[str, Any]) -> tuple[list[str], list[Path]]:
     named = [cfg.get("chat_template_jinja")]
     if data:
         settings.append(data.model_dump_json())
-        named += [*_texts(data.rows), data.suppression]
+        named += [*strings(data.rows), data.suppression]
         if data.suppression:
             named.append(str(Path(data.suppression).with_name(KEY)))
         for row in data.rows:
             files += source_files(row["type"]) if isinstance(row.get("type"), str) else []
     files += [Path(name) for name in named if name and len(name) < 4096 and os.path.isfile(name)]
     return settings, files
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a config, which may name a file."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts([*value.values()])
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _texts(part)
 
 
 def _tokenizer_files(name: str, revision: str | None) -> list[Path]:
@@ -153,56 +144,34 @@ def _tokenizer_files(name: str, revision: str | None) -> list[Path]:
 
 
 def source_files(kind: str) -> list[Path]:
-    """The files of a dataset type that is not Axolotl's: its package or module, with all that lies
-    in it, and the modules that these import from outside of installed packages."""
-    installed = tuple(
-        os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")
-    )
-    left, found = [kind, kind.rpartition(".")[0]], set()
-    seen: set[str] = set()
-    while left:
-        name = left.pop()
-        top = name.partition(".")[0]
-        if (
-            not top
-            or name in seen
-            or top in ("axolotl", "axolotl_unlearn", *sys.builtin_module_names)
-        ):
-            continue
-        seen.add(name)
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError):
-            continue
-        roots = [*(spec.submodule_search_locations or ())] if spec else []
-        roots = roots or ([spec.origin] if spec and spec.origin and spec.has_location else [])
-        for root in map(Path, roots):
-            if os.path.realpath(root).startswith(installed) and not kind.startswith(f"{top}."):
-                continue  # counts by its version, if at all
-            every = root.rglob("*") if root.is_dir() else [root]
-            new = {p for p in every if p.is_file() and p.suffix != ".pyc"} - found
-            new = {path for path in new if path.stat().st_size < _LARGE}
-            found |= new
-            for path in new:
-                left += _imports(path) if path.suffix == ".py" else []
-    return sorted(found)
-
-
-def _imports(path: Path) -> list[str]:
-    """Names of modules that a file imports by their whole names, wherever in it."""
+    """The files of a dataset type that is not Axolotl's: its package with all that lies in it, and
+    the modules that it imports from outside of installed packages, which count by their version."""
+    top = kind.partition(".")[0]
     try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return []  # importing it says so
-    nodes = [*ast.walk(tree)]
-    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
-    return names + [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+        spec = importlib.util.find_spec(top) if top not in ("axolotl", "axolotl_unlearn") else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.has_location:
+        return []  # Axolotl's own types, or none
+    installed = tuple(os.path.realpath(sysconfig.get_path(n)) for n in ("stdlib", "purelib"))
+    finder = ModuleFinder([p for p in sys.path if not os.path.realpath(p).startswith(installed)])
+    found, names = set(), [kind]
+    for root in map(Path, spec.submodule_search_locations or ()):
+        found |= {path for path in root.rglob("*") if path.suffix != ".pyc"}
+        ways = (path.relative_to(root.parent).with_suffix("") for path in root.rglob("*.py"))
+        names += [".".join(way.parts).removesuffix(".__init__") for way in ways]
+    for name in names:
+        with suppress(ImportError, SyntaxError, ValueError):  # the last part may be a function
+            finder.import_hook(name)
+    found |= {Path(module.__file__) for module in finder.modules.values() if module.__file__}
+    found |= {Path(spec.origin)} if spec.origin else set()
+    return sorted(path for path in found if path.is_file() and path.stat().st_size < _LARGE)
 
 
 def _data_files(entry: Mapping[str, Any]) -> list[Path]:
     """The local files an entry of ``datasets`` names: a file, all of a folder, ``data_files``."""
     path = Path(str(entry.get("path") or ""))
-    patterns = [*_texts(entry.get("data_files") or [])]
+    patterns = [*strings(entry.get("data_files") or [])]
     # `datasets` resolves them against the working folder, or against the data folder.
     files = {f for p in patterns for f in glob.glob(p, recursive=True)}
     files |= {f for p in patterns for f in glob.glob(str(path / p), recursive=True)}

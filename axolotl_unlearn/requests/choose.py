@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from axolotl_unlearn.data.near import near_rows, strings
+from axolotl_unlearn.data.near import near_texts, plain_text, strings
 from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -217,7 +217,7 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
     """What else among the others may be about the same: near-duplicates of the chosen rows, other
     ways to write the names that were asked for or that stand in the chosen rows, and the value of
     ``--where`` in other fields."""
-    near = near_rows(chosen, others)
+    near = near_texts(*({row.id: plain_text(row.row) for row in s} for s in (chosen, others)))
     offered = Offered(
         near, reasons={row: [f"nearly the same as {like}"] for row, like in near.items()}
     )
