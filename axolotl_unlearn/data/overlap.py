@@ -22,7 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 #: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
 READS, FILE = "reads", "file"
 #: Rows up to which near-duplicates are looked for: pairs take time.
-MOST_COMPARED = 20_000
+MOST_COMPARED = 10_000
 
 
 def reads(input_ids: Sequence[int], labels: Sequence[int], special: Collection[int]) -> int:
