@@ -15,9 +15,10 @@ from pydantic_core import PydanticUndefined
 from transformers.training_args import OptimizerNames
 
 from axolotl_unlearn import config
-from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks import axolotl_options, estimate
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.metrics import results
+from axolotl_unlearn.objectives import OBJECTIVES
 
 DOCS = Path(__file__).resolve().parent
 #: Where each model stands in a config.
@@ -85,6 +86,10 @@ def _anchor(title: str) -> str:
 def config_page() -> str:
     """Every key of the `unlearn:` block."""
     lines = ["# Keys of the config", "", "Written by `docs/generate.py` from the code.", ""]
+    lines += [
+        "An editor completes and checks them with [unlearn.schema.json](unlearn.schema.json):", "",
+        "```yaml", "# yaml-language-server: $schema=unlearn.schema.json", "```", "",
+    ]  # fmt: skip
     for name, place in PLACES.items():
         model: type[BaseModel] = getattr(config, name)
         about = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
@@ -190,7 +195,109 @@ def optimizers() -> list[str]:
     return rows
 
 
+def schema_page() -> str:
+    """JSON schema of a config file, for editors: the block `unlearn:`, all else is Axolotl's."""
+    block = config.UnlearnArgs.model_json_schema()
+    defs = {name: _loose(one) for name, one in block.pop("$defs").items()}
+    entry = defs["ObjectiveArgs"]["properties"]
+    # An extension may have others.
+    entry["objective"] |= {"anyOf": [{"enum": sorted(OBJECTIVES)}, {"type": "string"}]}
+    for name, objective in sorted(OBJECTIVES.items()):
+        for key in objective.parameters:
+            about = entry.setdefault(key, {"description": "parameter of"})
+            about["description"] += f" {name}"
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Axolotl config with a block `unlearn:`",
+        "type": "object",
+        "properties": {"unlearn": _loose(block)},
+        "$defs": defs,
+    }
+    return json.dumps(schema, indent=1)
+
+
+def _loose(schema: typing.Any) -> typing.Any:
+    """With the short forms that are taken: one value for a list of it, a text for a block."""
+    if isinstance(schema, list):
+        return [_loose(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _loose(one) for key, one in schema.items()}
+    if inner.get("type") == "array":
+        one = inner.get("items", {})
+        about = {key: inner.pop(key) for key in ("description", "title", "default") if key in inner}
+        return {"anyOf": [inner, *one.get("anyOf", [one])]} | about
+    if inner.get("$ref", "").endswith(("/ReferenceArgs", "/AnnealArgs", "/ExtensionArgs")):
+        about = {key: inner[key] for key in inner if key != "$ref"}
+        return {"anyOf": [{"$ref": inner["$ref"]}, {"type": "string"}]} | about
+    return inner
+
+
+#: Hidden size, layers, inner size, width of keys and values, vocabulary, and whether its matrix is
+#: the head's: as the config.json of each says.
+MODELS = {
+    "Llama 3.2 1B": (2048, 16, 8192, 512, 128256, True),
+    "SmolLM2 1.7B": (2048, 24, 8192, 2048, 49152, True),
+    "Llama 3.2 3B": (3072, 28, 8192, 1024, 128256, True),
+    "OLMo 7B": (4096, 32, 11008, 4096, 50304, False),
+    "Llama 3.1 8B": (4096, 32, 14336, 1024, 128256, False),
+    "Qwen 2.5 14B": (5120, 48, 13824, 1024, 152064, False),
+    "Qwen 2.5 32B": (5120, 64, 27648, 1024, 152064, False),
+    "Llama 3.1 70B": (8192, 80, 28672, 1024, 128256, False),
+}
+_LORA = {"adapter": "lora", "lora_r": 32, "lora_target_linear": True}
+WAYS = {"LoRA": _LORA, "QLoRA": _LORA | {"load_in_4bit": True}, "full": {}}
+_SIZES = """# Which model fits which GPU
+
+The largest `micro_batch_size`, a power of two up to 16, for one GPU of 24, 40 and 80 GB; a dash:
+none. **Computed** by the estimate of `axolotl-unlearn check --full`, not measured: NPO with one
+retain row beside each forget row, rows of 512 tokens, bf16, `gradient_checkpointing: true`, AdamW,
+LoRA of rank 32 on all linear layers, a tenth of the memory left free. Full fine-tuning holds a copy
+of the start as reference. Written by `docs/generate.py`.
+
+Start at half of what the table says. Where memory runs out: [faults and cures](faults.md).
+
+| model | way | weights, gradients, optimizer | 24 GB | 40 GB | 80 GB |
+|---|---|---|---|---|---|
+"""
+
+
+def shapes(hidden: int, layers: int, inner: int, keys: int, vocabulary: int, tied: bool) -> dict:
+    """Shape of each matrix of a decoder of the Llama family by its name."""
+    each = {"q_proj": (hidden, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
+            "o_proj": (hidden, hidden), "gate_proj": (inner, hidden), "up_proj": (inner, hidden),
+            "down_proj": (hidden, inner)}  # fmt: skip
+    found = {f"layers.{n}.{name}": shape for n in range(layers) for name, shape in each.items()}
+    ends = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
+    return {f"model.{name}": shape for name, shape in found.items()} | {
+        end: (vocabulary, hidden) for end in ends
+    }
+
+
+def sizes_page() -> str:
+    """Models, ways of training and GPUs."""
+    block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+    args, rows = config.parse_unlearn(block), []
+    for name, numbers in MODELS.items():
+        for way, settings in WAYS.items():
+            cells, given = [], settings | {"bf16": True, "gradient_checkpointing": True}
+            for memory in (24, 40, 80):
+                best = "–"
+                for batch in (1, 2, 4, 8, 16):
+                    found = estimate.memory(
+                        given | {"micro_batch_size": batch}, args, 512, shapes(*numbers)
+                    )
+                    if found["at_least"] + found["activations"] <= 0.9e9 * memory:
+                        best = str(batch)
+                cells.append(best)
+            fixed = found["weights"] + found["gradients_and_optimizer"] + found["reference"]
+            rows.append(f"| {name} | {way} | {fixed / 1e9:.1f} GB | {' | '.join(cells)} |")
+    return _SIZES + "\n".join(rows)
+
+
 PAGES = {
+    "gpu-sizes.md": sizes_page,
+    "unlearn.schema.json": schema_page,
     "axolotl-options.md": options_page,
     "config.md": config_page,
     "commands.md": commands_page,

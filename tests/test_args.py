@@ -13,6 +13,8 @@ from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.presets import preset_names
 from axolotl_unlearn.errors import UnlearnError
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.mark.parametrize(
     ("block", "says"),
@@ -243,3 +245,23 @@ def test_methods_shows_one_of_them_whole():
         assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
     wrong = CliRunner().invoke(command, ["npoo"])
     assert wrong.exit_code == 2 and "'npo'" in wrong.output
+
+
+def test_the_schema_for_editors_takes_what_the_code_takes():
+    """Every example, preset and template of the repository; and no misspelt key of the block."""
+    import json
+
+    import jsonschema
+
+    schema = json.loads((ROOT / "docs/unlearn.schema.json").read_text("utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    configs = [yaml.safe_load(path.read_text()) for path in (ROOT / "examples").rglob("*.yml")]
+    presets = (ROOT / "axolotl_unlearn/presets").glob("*.yml")
+    configs += [{"unlearn": yaml.safe_load(path.read_text())["unlearn"]} for path in presets]
+    blocks = [cfg for cfg in configs if cfg.get("unlearn")]
+    assert len(blocks) > 20
+    for cfg in blocks:
+        validator.validate(cfg)
+    for wrong in ({"forgett": []}, {"forget": {"weight": "much", "objective": "npo"}},
+                  {"pairing": {"retain": 1}}):  # fmt: skip
+        assert not validator.is_valid({"unlearn": wrong}), wrong

@@ -92,6 +92,7 @@ CASES = {
         "--device cpu --quiet",
         "models",
     ),
+    "examples": ("{examples}", "files"),
     "init": (
         "--base-model m --forget {data}/forget.jsonl --retain {data}/retain.jsonl --out {new.yml}",
         "config",

@@ -41,6 +41,10 @@ HOOKS = {
         "_save_checkpoint": "model trial",
         "compute_loss": "model inputs return_outputs num_items_in_batch",
         "create_scheduler": "num_training_steps optimizer",
+        "create_model_card": (
+            "language license tags model_name finetuned_from tasks dataset_tags dataset "
+            "dataset_args"
+        ),
         "evaluate": "eval_dataset ignore_keys metric_key_prefix",
         "evaluation_loop": (
             "dataloader description prediction_loss_only ignore_keys metric_key_prefix"

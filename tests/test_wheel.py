@@ -37,7 +37,7 @@ def test_wheel_and_source_are_fit_to_publish(built):
     (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
     names = ZipFile(wheel).namelist()
     for needed in ("presets/zjuklab-paper.yml", "checks/axolotl_options.yml",
-                   "templates/npo.yml",
+                   "templates/npo.yml", "examples/tofu/forget.yml",
                    "eval_tasks/semeval_unlearn/semeval_unlearn_tasks.yaml"):  # fmt: skip
         assert f"axolotl_unlearn/{needed}" in names
     top = {name.split("/")[0] for name in names}
@@ -81,6 +81,9 @@ def test_every_step_away_from_a_checkout(place):
     run(ours, "init", "--base-model", "base", *sides, cwd=place)
     run(ours, "check", "unlearn.yml", cwd=place)
     assert run(ours, "agent-docs", cwd=place).startswith("# Unlearning")
+    run(ours, "examples", "shown", cwd=place)
+    said = run(ours, "--json", "check", "shown/memorise.yml", cwd=place)
+    assert json.loads(said[said.index("{") :])["ready"] and (place / "shown/README.md").is_file()
     axolotl = (python, "-m", "axolotl.cli.main", "train", "unlearn.yml", "--launcher", "python")
     run(*axolotl, "--max-steps", 2, "--sequence-len", 128, cwd=place)
     short = ("--max-gen-toks", 4, "--min-members", 0, "--quiet")

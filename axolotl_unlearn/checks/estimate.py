@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.checks.config import warmup_note
+from axolotl_unlearn.checks.config import sharding_key, warmup_note
 from axolotl_unlearn.checks.rendered import layout
 from axolotl_unlearn.columns import DOCUMENT, IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
@@ -24,9 +24,6 @@ from axolotl_unlearn.data.overlap import near_note
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
-
-#: Adam: two moments in float32; optimizers with "8bit" in their name keep a byte each.
-_MOMENTS = 8
 
 
 def outlook(
@@ -102,6 +99,8 @@ def memory(
     give and what lies between them, of all layers, or with gradient checkpointing of one and the
     input of each.
 
+    Adam keeps two moments, in the type of what is trained; "8bit" optimizers a byte each.
+
     Args:
         longest: Tokens of the longest row.
         shapes: Of all tensors by name; default: from the heads of the weight files.
@@ -122,7 +121,9 @@ def memory(
         rank = int(cfg.get("lora_r") or 8)
         trained = rank * sum(sum(s) for n, s in shapes.items() if _has_lora(cfg, n, s))
     optimizer = str(cfg.get("optimizer") or "")
-    moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
+    # A LoRA is float32, and so is what FSDP and DeepSpeed train.
+    own = 4 if lora or sharding_key(dict(cfg)) else each
+    moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else 2 * own
     copied = not lora or bool(cfg.get("lora_model_dir"))  # else the adapter is switched off
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and copied)
                  for r in args.references() if not r.is_teacher)  # fmt: skip
@@ -134,7 +135,7 @@ def memory(
     width = width if cfg.get("gradient_checkpointing") else len(layers) * between
     parts = {
         "weights": int(weights) + (4 * trained if lora else 0),
-        "gradients_and_optimizer": trained * (4 + moments),
+        "gradients_and_optimizer": trained * (own + moments),
         "reference": int(copies * (4 * trained if lora else numbers * each)),
         "logits": 3 * min(args.chunk_mib * 2**20, rows * longest * vocabulary * 4),
     }
