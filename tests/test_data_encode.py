@@ -9,6 +9,7 @@ import pytest
 from data_tokenizers import BOS, EOS, byte_tokenizer, sentencepiece_like, word_tokenizer
 from fault_codes import fails
 
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record
 
@@ -201,3 +202,13 @@ def test_prompt_tokens_are_those_of_the_input_alone():
     assert encoded.prompt == tokenizer("the lazy fox")["input_ids"]
     assert tokenizer.decode(encoded.input_ids[:-1]) == "the lazy fox jumps again"
     assert encoded.input_ids[:-1] == tokenizer("the lazy fox jumps again")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("output", "options"), [("d</s>", {}), ("d", {"template": "{input} {output}</s>"})]
+)
+def test_an_end_that_the_text_has_is_not_doubled(output, options):
+    """It was: the model learned to stop twice, and was asked for the second one alone."""
+    encoder = Encoder(byte_tokenizer(), DataArgs(**options), 64)
+    ids = encoder.encode(Record("a", "q", output)).input_ids
+    assert ids == [*b"q d", 256]

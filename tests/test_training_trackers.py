@@ -1,5 +1,6 @@
 """Trackers, by real `axolotl train`."""
 
+import time
 import zipfile
 
 import pytest
@@ -11,7 +12,7 @@ LOGGED = ("loss", "forget_nll", "retain_nll", "kl", "log_ratio", "forget/npo", "
 
 def test_tensorboard_and_wandb_offline(stage, monkeypatch, capfd):  # noqa: F811
     """The bar shows what matters."""
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(stage / "wandb-files"))
@@ -22,8 +23,12 @@ def test_tensorboard_and_wandb_offline(stage, monkeypatch, capfd):  # noqa: F811
     assert "retain_nll=" in said.out + said.err
     found = events.EventAccumulator(str(next(out.glob("runs/**/events*")).parent)).Reload()
     assert {f"train/{name}" for name in LOGGED} <= set(found.Tags()["scalars"])
+    wandb.finish()
     (kept,) = (stage / "wandb-files").glob("wandb/offline-run-*/*.wandb")
-    assert all(f"train/{name}".encode() in kept.read_bytes() for name in LOGGED)
+    for _ in range(100):  # its own process writes the file
+        if left := [name for name in LOGGED if f"train/{name}".encode() not in kept.read_bytes()]:
+            time.sleep(0.2)
+    assert not left
 
 
 def test_mlflow_offline(stage, monkeypatch):  # noqa: F811

@@ -112,7 +112,8 @@ class Encoder:
             texts = [self.texts(record) for record in some]
             prompts = self._plain([prompt for prompt, _ in texts])
             for prompt, text in zip(prompts, self._completions(texts, prompts), strict=True):
-                yield Encoded(prompt, text + end, text + end)
+                text += end if text[-1:] != end else []  # one that the text has is enough
+                yield Encoded(prompt, text, text)
 
     def fitted(self, record: Record, whole: Encoded) -> Encoded:
         """What `tokens` has found, with BOS, in ``max_length`` tokens.
