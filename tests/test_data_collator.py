@@ -50,13 +50,6 @@ def test_forget_rows_first_then_retain_rows():
         assert said[name].tolist() == values
 
 
-def test_several_retain_rows_keep_the_order_of_the_pairs():
-    batch = PairCollator(9)(
-        [{"forget": [F0], "retain": [R0, R1]}, {"forget": [F1], "retain": [R1, R0]}]
-    )
-    assert batch["row"].tolist() == [10, 11, 20, 21, 21, 20]
-
-
 def test_without_retain_and_plain_rows():
     assert PairCollator(9)([{"forget": [F0], "retain": []}])["role"].tolist() == [0]
     plain = PairCollator(9)([R0, F0])

@@ -53,11 +53,6 @@ def test_question_has_labels_on_the_answer_only():
     assert truncated == 0
 
 
-def test_completion_has_labels_on_the_document():
-    row, _ = encode_record(byte_tokenizer(), STORY, Options())
-    assert row["labels"] == row["input_ids"] == [97, 98, 32, 99, 256]
-
-
 def test_labels_follow_the_kind():
     labels = SimpleNamespace(completion="answer", question="document")
     options = Options(labels=labels)
@@ -109,12 +104,6 @@ def test_tokenizer_that_appends_eos_does_not_split_the_document():
     assert row["input_ids"] == [BOS, 97, 98, 32, 99, EOS]
 
 
-def test_bos_equal_to_eos_and_no_pad():
-    tokenizer = byte_tokenizer(bos_token="</s>", pad_token=None)
-    assert tokenizer.bos_token_id == tokenizer.eos_token_id
-    assert encode_record(tokenizer, QUESTION, Options())[0]["input_ids"] == [97, 98, 32, 99, EOS]
-
-
 def test_prompt_is_cut_on_the_left_and_counted():
     """'0123456789' + ' yz' + EOS = 14 tokens; 8 fit, so 6 prompt tokens go."""
     record = replace(QUESTION, input="0123456789", output="yz")
@@ -133,11 +122,6 @@ def test_answer_that_does_not_fit_is_an_error():
         encode_record(byte_tokenizer(bos=True), record, Options(), 4)
     assert error.value.needed == 5
     assert len(encode_record(byte_tokenizer(bos=True), record, Options(), 5)[0]["input_ids"]) == 5
-
-
-def test_empty_input_needs_no_join():
-    record = replace(STORY, input="")
-    assert encode_record(byte_tokenizer(), record, Options())[0]["input_ids"] == [99, EOS]
 
 
 def test_chat_template():

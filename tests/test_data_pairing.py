@@ -47,14 +47,6 @@ def epoch_rows(pairs: PairedDataset, epoch: int, **options):
     return [(item["forget"][0]["row"], [row["row"] for row in item["retain"]]) for item in items]
 
 
-def test_roles_are_where_they_belong():
-    pairs = PairedDataset(merged(3, 5), retain_per_forget=2)
-    for index in range(20):
-        item = pairs[index]
-        assert [row["role"] for row in item["forget"]] == [0]
-        assert [row["role"] for row in item["retain"]] == [1, 1]
-
-
 def test_forget_rows_come_once_an_epoch_in_a_fresh_order():
     pairs = PairedDataset(merged(7, 4), seed=3)
     orders = [[forget for forget, _ in epoch_rows(pairs, epoch)] for epoch in range(4)]
@@ -75,13 +67,6 @@ def test_every_retain_row_is_used_equally(forget, retain, ratio):
             uses.update(rows)
             assert max(uses.values()) - min(uses.values()) <= 1
     assert set(uses.values()) == {forget * ratio}
-
-
-def test_a_fixed_pairing_would_never_see_the_tail():
-    """2 forget, 5 retain rows: two epochs already reach 4 of them, not the same 2 again."""
-    pairs = PairedDataset(merged(2, 5), seed=0)
-    seen = {row for epoch in range(3) for _, rows in epoch_rows(pairs, epoch) for row in rows}
-    assert seen == set(range(5))
 
 
 def test_same_seed_same_pairs_other_seed_other_pairs():
@@ -213,23 +198,6 @@ def test_processes_draw_disjoint_rows(processes):
         drawn.append([(s, r["row"]) for item in items for s in item for r in item[s]])
     everything = [row for part in drawn for row in part]
     assert len(everything) == len(set(everything)) == 36
-
-
-def test_worker_processes_give_the_same_batches():
-    pairs = PairedDataset(merged(6, 5), seed=2, retain_per_forget=2)
-    options = {"batch_size": 2, "sampler": PairSampler(pairs), "collate_fn": PairCollator(257)}
-    here = [batch["row"].tolist() for batch in DataLoader(pairs, **options)]
-    there = DataLoader(pairs, num_workers=1, multiprocessing_context="fork", **options)
-    assert [batch["row"].tolist() for batch in there] == here
-
-
-def test_pairs_can_be_pickled():
-    import pickle
-
-    pairs = PairedDataset(merged(6, 5), seed=2)
-    pairs[3]
-    copy = pickle.loads(pickle.dumps(pairs))
-    assert [copy.indices(i) for i in range(20)] == [pairs.indices(i) for i in range(20)]
 
 
 def test_a_resumed_trainer_sees_the_same_batches(tmp_path):

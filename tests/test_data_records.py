@@ -182,7 +182,7 @@ BAD = [
     (bad(id=True), "data.field-type", "field 'id'"),
     (bad(id=ROWS[0]["id"]), "data.id-twice", "line 1"),
     (bad(id="x", kind="story"), "data.kind", "line 2"),
-    (lines([{"messages": [{"role": "user"}]}]), "data.other-format", "{type: chat_template}"),
+    (lines([{"messages": [{"role": "user"}]}]), "data.unread-field", "{type: chat_template}"),
 ]
 
 

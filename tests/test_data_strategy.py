@@ -130,21 +130,6 @@ def test_an_alternative_finds_its_row_and_has_labels_on_its_answer(tmp_path, con
         assert item["alternative"][0]["row"] == 1 - item["forget"][0]["row"]
 
 
-def test_pairs_and_batch_from_what_axolotl_loaded(tmp_path, config):
-    from axolotl_unlearn.data.collator import PairCollator
-    from axolotl_unlearn.data.pairing import PairedDataset
-
-    cfg = config(
-        (write(tmp_path / "f.jsonl", FORGET), "forget"),
-        (write(tmp_path / "r.jsonl", RETAIN), "retain"),
-    )
-    pairs = PairedDataset(load(cfg).train_dataset, seed=1)
-    batch = PairCollator(257)([pairs[0], pairs[1]])
-    assert batch["role"].tolist() == [0, 0, 1, 1]
-    assert sorted(batch["row"][:2].tolist()) == [0, 1] and batch["row"][2:].tolist() == [0, 0]
-    assert batch["input_ids"].shape == (4, 13)
-
-
 def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
     """3 000 rows of 200 tokens are 1 800 bytes each in Arrow, which is not counted here; lists of
     Python's numbers took 8 bytes a token, four to five times at once."""
@@ -165,20 +150,6 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
         row["output"] for row in rows[-2:]
     ]
     assert peak / 3000 < 3000, "bytes of Python a row"
-
-
-def test_axolotl_packing_has_no_place_for_roles(tmp_path, config):
-    """Why `sample_packing` is left out: its collator joins every column of the rows of a bin, and a
-    role is one number a row. Without these columns nobody could say which tokens to forget."""
-    from axolotl.utils.collators.batching import V2BatchSamplerDataCollatorForSeq2Seq
-
-    dataset = load(config((write(tmp_path / "f.jsonl", FORGET), "forget"))).train_dataset
-    collator = V2BatchSamplerDataCollatorForSeq2Seq(byte_tokenizer())
-    with pytest.raises(ValueError, match="zero-dimensional arrays cannot be concatenated"):
-        collator([[dataset[0], dataset[1]]])
-    plain = dataset.select_columns(["input_ids", "attention_mask", "labels"])
-    packed = collator([[plain[0], plain[1]]])
-    assert packed["input_ids"].shape == (1, 9) and set(packed) == set(plain.column_names)
 
 
 @pytest.mark.parametrize("format", ["list", "parquet"])
@@ -211,19 +182,6 @@ def test_memorise_heeds_labels_that_are_given(tmp_path, config):
     cfg = config((path, "memorise"), unlearn={"data": {"labels": {"question": "answer"}}})
     labels = {bytes(r["input_ids"][:-1]): r["labels"] for r in load(cfg).train_dataset}
     assert labels == {b"ab c": [*b"ab c", EOS], b"q d": [X, *b" d", EOS]}
-
-
-def test_memorise_keeps_the_order_if_asked(tmp_path, config):
-    path = write(tmp_path / "m.jsonl", [FORGET[1], FORGET[0], FORGET[1]])
-    cfg = config((path, "memorise"), unlearn=None, shuffle_merged_datasets=False)
-    texts = [bytes(row["input_ids"][:-1]) for row in load(cfg).train_dataset]
-    assert texts == [b"q d", b"ab c", b"q d"]
-
-
-def test_memorise_joins_like_the_block(tmp_path, config):
-    path = write(tmp_path / "m.jsonl", FORGET)
-    dataset = load(config((path, "memorise"), unlearn={"data": {"join": "="}})).train_dataset
-    assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab=c", b"q=d"]
 
 
 @pytest.mark.parametrize(("eos", "ends"), [(True, {0, 1, 2}), (False, set()), ("retain", {1, 2})])
@@ -399,13 +357,3 @@ def test_no_lume_row_is_lost(tmp_path, config):
             assert text.endswith(" " + record.output)
             assert row["length"] == len(row["input_ids"]) == len(row["labels"]) <= 256
             assert (row["kind"] == 0) == (record.kind == "completion")
-
-
-def test_kind_labels_options(config, tmp_path):
-    labels = {"completion": "answer", "question": "document"}
-    cfg = config(
-        (write(tmp_path / "f.jsonl", FORGET), "forget"),
-        unlearn=BLOCK | {"data": {"labels": labels}},
-    )
-    wrapped = strategy(cfg).wrap_dataset(None)
-    assert [row["labels"][0] != X for row in wrapped] == [False, True]

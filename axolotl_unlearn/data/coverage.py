@@ -84,22 +84,16 @@ class RowCounts:
     def notes(self, args: UnlearnArgs) -> list[str]:
         """Retain rows without an entry: nothing is lost, but they take places in batches."""
         left = self._uncovered("retain", args)
-        if not left:
-            return []
-        return [
-            f"no entry of `unlearn.retain` is for {self._listed(left)}: these retain rows take "
-            "places in batches and do nothing."
-        ]
+        says = "these retain rows take places in batches and do nothing."
+        return [f"no entry of `unlearn.retain` is for {self._listed(left)}: {says}"] if left else []
 
     def _of_side(self, side: str) -> Counter:
         return Counter({group: n for group, n in self.rows.items() if group[0] == side})
 
     def _uncovered(self, side: str, args: UnlearnArgs) -> Counter:
-        entries, left = [entry for of, entry in args.entries() if of == side], Counter()
-        for group, n in self._of_side(side).items() if entries else ():
-            if not any(entry.is_for(*group[1:]) for entry in entries):
-                left[group] = n
-        return left
+        entries, rows = [entry for of, entry in args.entries() if of == side], self._of_side(side)
+        left = {g: n for g, n in rows.items() if not any(e.is_for(*g[1:]) for e in entries)}
+        return Counter(left if entries else {})
 
     def _listed(self, groups: Counter) -> str:
         """ "8 questions of task pii and 2 completions without a task" """

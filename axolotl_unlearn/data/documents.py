@@ -12,6 +12,7 @@ from axolotl_unlearn.data.records import (
     nearest,
     own_id,
     read_rows,
+    require_filled,
     require_unicode,
     text_of,
 )
@@ -77,11 +78,7 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
                 "needs 'document', 'text', or 'input' and 'output'.",
                 code="data.field-missing",
             )
-        if not text.strip():
-            raise UnlearnError(
-                f"{where}: the document is empty; fill it or remove the row.",
-                code="data.field-empty",
-            )
+        require_filled(text, name or "output", where)
         known = text_of(row, "id", FieldArgs(), where, True) if "id" in row else f"row{number}"
         own_id(places, known, str(path), place)
         prompt = row.get("prompt") if isinstance(row.get("prompt"), str) else ""
@@ -109,18 +106,8 @@ def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
             code="data.field-type",
         )
     for text in texts:
-        if not isinstance(text, str):
-            raise UnlearnError(
-                f"{where}: field {field!r} is of type {type(text).__name__} but must be a text; "
-                "put it in quotation marks.",
-                code="data.field-type",
-            )
-        if not text.strip():
-            raise UnlearnError(
-                f"{where}: field {field!r} is empty; fill it or remove the row.",
-                code="data.field-empty",
-            )
         require_unicode(text, field, where)
+        require_filled(text, field, where)
     return list(texts)
 
 

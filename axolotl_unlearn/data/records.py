@@ -137,10 +137,10 @@ def records_from_rows(
         )
     present = {key for _, row in rows for key in row}
     optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
-    _refuse_other_format(rows[0][1], fields, source)
     places: dict[str, str] = {}
     for number, (place, row) in enumerate(rows):
         where = f"{source}, {place}"
+        _refuse_unread(row, fields, where)
         record_id = (
             f"row{number}"
             if "id" in optional
@@ -149,19 +149,13 @@ def records_from_rows(
         if unique:
             own_id(places, record_id, source, place)
         output = text_of(row, "output", fields, where)
-        if not output.strip():
-            raise UnlearnError(
-                f"{where}: field {fields.output!r} is empty, so there is nothing to learn or "
-                "forget; fill it or remove the row.",
-                code="data.field-empty",
-            )
+        require_filled(output, fields.output, where)
         task = "" if "task" in optional else text_of(row, "task", fields, where, number_ok=True)
         prompt = text_of(row, "input", fields, where)
         if row.get("kind") not in (None, *KINDS):
             raise UnlearnError(
                 f"{where}: field 'kind' must be 'completion' or 'question'.", code="data.kind"
             )
-        _refuse_unread(row, fields, where)
         yield Record(
             id=record_id,
             input=prompt,
@@ -183,33 +177,18 @@ def own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
     places[name] = place
 
 
-def _refuse_other_format(row: Mapping[str, Any], fields: Fields, source: str) -> None:
-    """Refuse conversations and the like, which have no field for an answer, with their cure."""
-    kind = next((kind for field, kind in _PROMPTS.items() if kind and row.get(field)), None)
-    if kind and fields.output not in row and fields.input not in row:
-        raise UnlearnError(
-            f"{source} has rows of another format (fields {', '.join(map(short, list(row)[:6]))}); "
-            f"read them by `unlearn.data.rows: {{type: {kind}}}`, or name their fields in "
-            "`unlearn.data.fields`.",
-            code="data.other-format",
-        )
-
-
 def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
     """Refuse a row with text in a field that other formats read and these `fields` do not."""
+    read = (fields.id, fields.input, fields.output, fields.task, fields.document)
     for field, kind in _PROMPTS.items():
-        value = row.get(field)
-        if not isinstance(value, (str, list)) or not value:
-            continue
-        if field in (fields.id, fields.input, fields.output, fields.task, fields.document):
-            continue
-        reads = f"{{type: {kind}}}" if kind else "{type: ...}"
-        raise UnlearnError(
-            f"{where}: field {field!r} holds text that is not read, so the row would be without "
-            f"it; read such rows by `unlearn.data.rows: {reads}`, name the field in `unlearn.data."
-            "fields`, or remove it.",
-            code="data.unread-field",
-        )
+        if field not in read and isinstance(row.get(field), (str, list)) and row[field]:
+            reads = f"{{type: {kind}}}" if kind else "{type: ...}"
+            raise UnlearnError(
+                f"{where}: field {field!r} holds text that is not read; read such rows by "
+                f"`unlearn.data.rows: {reads}`, name the field in `unlearn.data.fields`, or remove "
+                "it.",
+                code="data.unread-field",
+            )
 
 
 def guessed(path: str | os.PathLike[str], chat: bool) -> tuple[dict[str, Any], str]:
@@ -297,16 +276,17 @@ def text_of(
         )
     if number_ok and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    require_unicode(value, field, where)
+    return value
+
+
+def require_unicode(value: Any, field: str, where: str) -> None:
+    """Refuse what is no text that a tokenizer reads."""
     if not isinstance(value, str):
         raise UnlearnError(
             f"{where}: field {field!r} is of type {type(value).__name__} but must be a text.",
             code="data.field-type",
         )
-    require_unicode(value, field, where)
-    return value
-
-
-def require_unicode(value: str, field: str, where: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -315,6 +295,14 @@ def require_unicode(value: str, field: str, where: str) -> None:
             "which no tokenizer reads; write the file again as UTF-8.",
             code="data.not-unicode",
         ) from None
+
+
+def require_filled(value: str, field: str, where: str) -> None:
+    if not value.strip():
+        raise UnlearnError(
+            f"{where}: field {field!r} is empty; fill it or remove the row.",
+            code="data.field-empty",
+        )
 
 
 def short(value: Any) -> str:
