@@ -151,3 +151,24 @@ def test_check_says_what_stays_without_a_model_from_before(home, tmp_path, refer
     checked = run("check", path)
     assert checked.exit_code == 0, checked.output
     assert ("0.74 (loss) to 0.89" in checked.output) == (reference == "cached")
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch):
+    """As docs/own-model.md says."""
+    name = "_AXOLOTL_UNLEARN_COMPLETE"
+    said = (
+        CliRunner().invoke(unlearn, env={name: "bash_source"}, prog_name="axolotl-unlearn").output
+    )
+    assert "_axolotl_unlearn_completion" in said
+    words = {name: "bash_complete", "COMP_WORDS": "axolotl-unlearn chec", "COMP_CWORD": "1"}
+    said = CliRunner().invoke(unlearn, env=words, prog_name="axolotl-unlearn").output
+    assert said.split() == ["plain,check"]
+
+
+def test_examples_are_written_with_paths_that_begin_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("examples", "mine/shown").exit_code == 0
+    text = (tmp_path / "mine/shown/memorise.yml").read_text()
+    assert "mine/shown/demo/world.jsonl" in text and " examples/" not in text
+    again = run("examples", "mine/shown")
+    assert again.exit_code == 2 and "name another folder" in again.output
