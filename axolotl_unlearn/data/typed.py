@@ -22,7 +22,7 @@ from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.config import DataArgs, nearest
-from axolotl_unlearn.data.records import Record, Rows, own_id, read_rows, short
+from axolotl_unlearn.data.records import Record, Rows, document_name, own_id, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
 
@@ -35,20 +35,23 @@ PREFERENCE = ("dpo", "ipo", "simpo")
 
 def row_id(row: Mapping[str, Any]) -> str:
     """The id of a row by its content, 16 hex digits; fields without a value do not count."""
-    text = json.dumps(_filled(row), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(_text(row).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def row_form(row: Mapping[str, Any]) -> str:
     """A row as one text in its normal form, equal for rows that differ in characters alone."""
-    return normal_form(json.dumps(_filled(row), sort_keys=True, ensure_ascii=False, default=str))
+    return normal_form(_text(row))
 
 
-def _filled(value: Any) -> Any:
-    """Without the nulls that Arrow puts where other rows have a field."""
-    if isinstance(value, Mapping):
-        return {key: _filled(part) for key, part in value.items() if part is not None}
-    return [_filled(part) for part in value] if isinstance(value, (list, tuple)) else value
+def _text(row: Mapping[str, Any]) -> str:
+    """As JSON, without the nulls that Arrow puts where other rows have a field."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: filled(part) for key, part in value.items() if part is not None}
+        return [filled(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(filled(row), sort_keys=True, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ class Source:
     def record(self) -> Record:
         """For checks of sides and entries, which read no text."""
         said = {key: self.row[key] for key in self.row if key not in ENVELOPE - {"row"}}
-        content = json.dumps(_filled(said), sort_keys=True, default=str)
-        return Record(self.id, "", content, self.task, self.kind, self.document)
+        return Record(self.id, "", _text(said), self.task, self.kind, self.document)
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,7 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     wrapped = isinstance(row.get("row"), Mapping) and set(row) <= ENVELOPE
     content = row["row"] if wrapped else row
     names = {name: name if wrapped else getattr(data.fields, name) for name in ("id", "document")}
-    said = {name: row.get(field) for name, field in names.items()}
-    said = {
-        name: str(value)
-        for name, value in said.items()
-        if isinstance(value, (str, int)) and not isinstance(value, bool) and len(str(value)) <= 100
-    }
+    said = {name: document_name(row.get(field)) for name, field in names.items()}
     entry = row.get("dataset", 0) if wrapped else 0
     if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
         raise UnlearnError(
@@ -141,8 +138,7 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     if kind not in KINDS:
         raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.", code="data.kind")
     task = str(row.get("task") or "") if wrapped else ""
-    name = said.get("id") or row_id(content)
-    return Source(name, content, entry, said.get("document", ""), kind, task)
+    return Source(said["id"] or row_id(content), content, entry, said["document"], kind, task)
 
 
 def read_sources(path: Path | str, data: DataArgs) -> list[Source]:
@@ -179,13 +175,13 @@ def encode(
         parts |= zip(numbers, tokens, strict=True)
     out: list[Typed] = []
     lost: dict[str, list[str]] = defaultdict(list)
-    limit = cfg.get("sequence_len")
+    limit, excess = cfg.get("sequence_len"), str(cfg.get("excess_length_strategy")).lower()
     for number, one in enumerate(given):
         if not parts[number]:
             lost["filtered by its type"].append(one.id)
         for place, part in enumerate(parts[number]):
             ids, labels = list(part["input_ids"]), list(part["labels"])
-            if limit and len(ids) > limit and _excess(cfg) == "truncate":
+            if limit and len(ids) > limit and excess == "truncate":
                 lost[_CUT].append(one.id)
                 ids, labels = ids[:limit], labels[:limit]
             if why := _dropped(ids, labels, cfg):
@@ -198,10 +194,6 @@ def encode(
 
 
 _CUT, _LONG = "were cut at", "longer than"
-
-
-def _excess(cfg: Any) -> str:
-    return (cfg.get("excess_length_strategy") or "drop").lower()
 
 
 def _dropped(ids: Sequence[int], labels: Sequence[int], cfg: Any) -> str:
@@ -221,7 +213,8 @@ def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: An
         LOG.warning("%s: %d rows were cut at %s (`truncate`).", origin, len(names), limit)
         return
     said = f"{why} {limit}" if why == _LONG else why
-    if not every and not (why == _LONG and _excess(cfg) == "raise"):
+    raises = str(cfg.get("excess_length_strategy")).lower() == "raise"
+    if not every and not (why == _LONG and raises):
         LOG.warning(
             "%s: %d rows were never learned (%s) and are left out.", origin, len(names), said
         )
@@ -258,6 +251,7 @@ def _tokenised(
         return _preferred(entry, dataset, tokenizer, cfg)
     known = checked(entry, cfg)
     kind = known.type
+    name = repr(kind) if isinstance(kind, str) else "user_defined"
     settings = DictDefault({**cfg})
     if kind == "axolotl_unlearn.data.memorise" and settings.unlearn:
         given = settings.unlearn.data or {}
@@ -273,7 +267,7 @@ def _tokenised(
             strategy = load(kind, tokenizer, settings, known)
     except ValueError as error:  # no row has been read yet
         raise UnlearnError(
-            f"`unlearn.data.rows`: Axolotl cannot make the type {_name(kind)} "
+            f"`unlearn.data.rows`: Axolotl cannot make the type {name} "
             f"({str(error).strip().splitlines()[0].rstrip('.')}); correct the entry.",
             code="data.unknown-type",
         ) from None
@@ -305,14 +299,14 @@ def _tokenised(
                 code="data.unknown-type",
             ) from None
         raise UnlearnError(
-            f"{origin}: Axolotl's type {_name(kind)} cannot read these rows "
+            f"{origin}: Axolotl's type {name} cannot read these rows "
             f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
             "`datasets` that made the model.",
             code="data.type-cannot-read",
         ) from None
     if len(token_rows) != len(rows):
         raise UnlearnError(
-            f"{origin}: Axolotl's type {_name(kind)} makes {len(token_rows)} rows of "
+            f"{origin}: Axolotl's type {name} makes {len(token_rows)} rows of "
             f"{len(rows)}, so they cannot be told apart; this type is not supported.",
             code="data.type-merges-rows",
         )
@@ -425,10 +419,6 @@ def _preferred(
         labels = [IGNORE] * len(prompt) + whole[len(prompt) :]
         token_rows.append([{"input_ids": whole, "labels": labels}])
     return token_rows
-
-
-def _name(kind: Any) -> str:
-    return repr(kind) if isinstance(kind, str) else "user_defined"
 
 
 def _field(error: Exception) -> str:
