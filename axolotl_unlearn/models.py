@@ -174,16 +174,29 @@ def _name_of(source: str) -> str:
     return path.name or source
 
 
+def lacking(folder: Path) -> tuple[str, str] | None:
+    """What keeps a folder from being a full model, as a code and half a sentence."""
+    if folder.is_file():
+        return "is-a-file", "is a file; name the model's folder"
+    weights = [path.name for pattern in _WEIGHTS for path in folder.glob(pattern)]
+    # Axolotl saves the base's config.json beside an adapter: only the weights tell them apart.
+    full = any(not name.startswith("adapter_") for name in weights)
+    if (folder / ADAPTER_CONFIG).is_file() and not full:
+        return "adapter-as-base", (
+            "is a LoRA adapter: merge it first (`axolotl merge-lora`), or name its base instead"
+        )
+    if not (folder / "config.json").is_file():
+        return "no-config", (
+            "has no config.json, so it is no model; name the folder that holds it and the weights"
+        )
+    return None if full else ("no-weights", "has no weights; train, merge or copy the model first")
+
+
 def _checked(spec: ModelSpec) -> ModelSpec:
+    folder = Path(spec.model)
     if spec.served:
         return spec
-    folder = Path(spec.model)
-    if folder.is_file():
-        raise UnlearnError(
-            f"model {spec.name!r}: {folder} is a file; name the model's folder.",
-            code="models.is-a-file",
-        )
-    if not folder.is_dir():
+    if not folder.exists():
         if _looks_like_path(spec.model):
             raise UnlearnError(
                 f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or "
@@ -191,28 +204,11 @@ def _checked(spec: ModelSpec) -> ModelSpec:
                 code="models.missing",
             )
         return spec  # a name on the hub
-    weights = [path.name for pattern in _WEIGHTS for path in folder.glob(pattern)]
-    # Axolotl saves the base's config.json beside an adapter: only the weights tell them apart.
-    full = any(not name.startswith("adapter_") for name in weights)
-    if (folder / ADAPTER_CONFIG).is_file() and not full:
-        if spec.adapter:
-            raise UnlearnError(
-                f"model {spec.name!r}: {folder} is an adapter, but base+adapter needs a full "
-                "model in front; merge it first (`axolotl merge-lora CONFIG`).",
-                code="models.adapter-as-base",
-            )
+    code, says = lacking(folder) or ("", "")
+    if code == "adapter-as-base" and not spec.adapter:
         return _checked(ModelSpec(spec.name, _base_of(folder, spec.name), str(folder)))
-    if not (folder / "config.json").is_file():
-        raise UnlearnError(
-            f"model {spec.name!r}: {folder} has no config.json, so it is no model folder; name "
-            "the folder that holds config.json and the weights, or an adapter folder.",
-            code="models.no-config",
-        )
-    if not full:
-        raise UnlearnError(
-            f"model {spec.name!r}: {folder} has no weights; train it first.",
-            code="models.no-weights",
-        )
+    if code:
+        raise UnlearnError(f"model {spec.name!r}: {folder} {says}.", code=f"models.{code}")
     if spec.adapter and not (Path(spec.adapter) / ADAPTER_CONFIG).is_file():
         raise UnlearnError(
             f"model {spec.name!r}: {spec.adapter} has no {ADAPTER_CONFIG}, so it is no adapter; "

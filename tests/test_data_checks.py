@@ -455,7 +455,7 @@ def test_a_key_that_stands_twice_in_a_config(tmp_path, text, fault):
         ("model.safetensors tokenizer.json", {}, "has no config.json"),
         ("adapter_config.json adapter_model.safetensors config.json tokenizer.json", {},
          "is a LoRA adapter: merge it first"),
-        ("", {}, "is an empty folder"),
+        ("", {}, "has no config.json"),
         (None, {}, "does not exist"),
     ],
 )  # fmt: skip

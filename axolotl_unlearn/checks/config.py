@@ -26,7 +26,7 @@ from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
-from axolotl_unlearn.models import ADAPTER_CONFIG, has_chat_template, is_tokenizer, unreachable
+from axolotl_unlearn.models import has_chat_template, is_tokenizer, lacking, unreachable
 from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
@@ -376,34 +376,20 @@ def untrainable(cfg: dict) -> str | None:
     name = cfg.get("base_model")
     if not isinstance(name, str) or not name:
         return "`base_model` is missing; name the model that is to forget."
+    what, folder = None, Path(name)
     if os.path.exists(name):
-        what = _lacks(Path(name), cfg)
-    else:
-        what = None if _is_local(name) else unreachable(name)  # a path is told elsewhere
+        code, what = lacking(folder) or ("", None)
+        if cfg.get({"no-config": "base_model_config", "no-weights": "reinit_weights"}.get(code)):
+            what = None
+        elif code == "adapter-as-base":
+            what += ", and the adapter as `lora_model_dir`"
+        elif not code and not cfg.get("tokenizer_config"):
+            if not any(is_tokenizer(file.name) for file in folder.iterdir()):
+                what = "has no tokenizer; copy the tokenizer files there, or set `tokenizer_config`"
+    elif not _is_local(name):  # a path is told elsewhere
+        what = unreachable(name)
         what = what if what and "HF_HUB_OFFLINE" in what else None
     return f"`base_model: {short(name)[1:-1]}` {what}." if what else None
-
-
-def _lacks(folder: Path, cfg: dict) -> str | None:
-    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    full = any(
-        name.endswith((".safetensors", ".bin", ".gguf")) and not name.startswith("adapter_")
-        for name in files
-    )
-    if not files:
-        return "is an empty folder or a file; name the folder of a model"
-    if ADAPTER_CONFIG in files and not full:
-        return (
-            "is a LoRA adapter: merge it first (`axolotl merge-lora`), or name its base here and "
-            "the adapter as `lora_model_dir`"
-        )
-    if "config.json" not in files and not cfg.get("base_model_config"):
-        return "has no config.json, so it is no model; name the folder that holds it"
-    if not full and not cfg.get("reinit_weights"):
-        return "has no weights; make or copy the model again"
-    if not cfg.get("tokenizer_config") and not any(map(is_tokenizer, files)):
-        return "has no tokenizer; copy the tokenizer files there, or set `tokenizer_config`"
-    return None
 
 
 def _is_local(path: str) -> bool:
