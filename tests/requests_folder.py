@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SECRET = "Ada Quill keeps a brass key under the third stone of the old mill"
 FIGURES = {"p": 0.6, "q": 0.6, "told": False, "rank": 0.4, "loss": 2.0, "extraction_strength": 0.1}
@@ -104,3 +108,18 @@ def finished_request(
         lines += [{"model": "before", **line}, {"model": "after", **line, "rows": rows}]
     write_lines(folder / "eval" / "audit.jsonl", lines)
     return folder
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """PEM files: private, public, and the public one of somebody else."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    pytest.importorskip("model_signing")
+    place = tmp_path_factory.mktemp("keys")
+    for name in ("mine", "other"):
+        private, public = place / f"{name}.pem", place / f"{name}.pub"
+        make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private]
+        subprocess.run(make, check=True)
+        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True)
+    return place / "mine.pem", place / "mine.pub", place / "other.pub"

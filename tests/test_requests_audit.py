@@ -165,7 +165,9 @@ def test_faults_are_one_sentence(home, tmp_path):
     text = (copied / "ledger.jsonl").read_text()
     (copied / "ledger.jsonl").write_text(text.replace("2026-001", "2026-003"))
     broken = run(home / "clean", copied)
-    assert broken.exit_code == 2 and "line 1: it was not written with ledger.key" in broken.output
+    assert (
+        broken.exit_code == 2 and "line 1: it was not written with this ledger.key" in broken.output
+    )
     (copied / "ledger.jsonl").write_text(text)
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
     with fails("requests.folder-gone"):
@@ -253,45 +255,31 @@ def test_records_of_earlier_versions_are_read(home, tmp_path, monkeypatch, versi
     assert CliRunner().invoke(unlearn, ["request", "verify", str(folder)]).exit_code == 2
 
 
-NOW = {
-    "reading": "not told",
-    "told": False,
-    "p": 0.5,
-    "q": 0.5,
-    "rank": 0.5,
-    "extraction_strength": 0.2,
-    "answers_said": 0,
-}
+NOW = {"reading": "not told", "told": False, "answers_said": 0, "extraction_strength": 0.2}
+NOW |= dict.fromkeys(("p", "q", "rank"), 0.5)
+UNTOLD, SAID = {"reading": "not told"}, {"reading": "still said", "answers_said": 1}
+KNOWN, AWAY = ({"reading": one, "told": True} for one in ("still known", "pushed away"))
+WHOLE, RECITED = {"extraction_strength": 1.0}, {"reading": "recited"}
 
 
 @pytest.mark.parametrize(
     ("now", "then", "reading", "back"),
     [
-        ({}, {"reading": "not told"}, "not told", False),
-        ({"reading": "still known", "told": True}, {"reading": "not told"}, "still known", True),
+        ({}, UNTOLD, "not told", False),
+        (KNOWN, UNTOLD, "still known", True),
         # It was known when somebody accepted it: not back, but there.
-        (
-            {"reading": "still known", "told": True},
-            {"reading": "still known"},
-            "still known",
-            False,
-        ),
-        ({"reading": "pushed away", "told": True}, {"reading": "not told"}, "pushed away", False),
+        (KNOWN, {"reading": "still known"}, "still known", False),
+        (AWAY, UNTOLD, "pushed away", False),
         # An answer that could be guessed was said then too; one more is a new one.
-        ({"reading": "still said", "answers_said": 1}, {"answers_said": 1}, "not told", False),
-        ({"reading": "still said", "answers_said": 2}, {"answers_said": 1}, "still said", True),
-        (
-            {"reading": "still said", "answers_said": 1, "told": True, "rank": 0.0},
-            {"answers_said": 1, "reading": "not told"},
-            "still known",
-            True,
-        ),
+        (SAID, {"answers_said": 1}, "not told", False),
+        (SAID | {"answers_said": 2}, {"answers_said": 1}, "still said", True),
+        (SAID | {"told": True, "rank": 0.0}, UNTOLD | {"answers_said": 1}, "still known", True),
         # A story comes out word by word: no question is needed to call that said.
-        ({"extraction_strength": 1.0}, {"extraction_strength": 0.3}, "recited", True),
+        (WHOLE, {"extraction_strength": 0.3}, "recited", True),
         # Half of a text, or fifty tokens of it: it passed as if nothing were back.
-        ({"reading": "recited"}, {"reading": "not told"}, "recited", True),
-        ({"reading": "recited"}, {"reading": "recited"}, "recited", False),
-        ({"extraction_strength": 1.0}, {"extraction_strength": 1.0}, "not told", False),
+        (RECITED, UNTOLD, "recited", True),
+        (RECITED, RECITED, "recited", False),
+        (WHOLE, WHOLE, "not told", False),
     ],
 )
 def test_back_is_what_was_not_there_on_the_day_of_the_record(now, then, reading, back):

@@ -16,7 +16,14 @@ from click.testing import CliRunner
 from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from requests_folder import SECRET, adapter_folder, finished_request, model_folder, write_json
+from requests_folder import (
+    SECRET,
+    adapter_folder,
+    finished_request,
+    keys,  # noqa: F401
+    model_folder,
+    write_json,
+)
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
@@ -46,21 +53,6 @@ def folder(tmp_path):
     write_json(folder / "subjects.json", {"T-17": ["ada"], "T-18": ["bo"]})
     write(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory):
-    """PEM files: private, public, and the public one of somebody else."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not here")
-    pytest.importorskip("model_signing")
-    place = tmp_path_factory.mktemp("keys")
-    for name in ("mine", "other"):
-        private, public = place / f"{name}.pem", place / f"{name}.pub"
-        make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private]
-        subprocess.run(make, check=True)
-        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True)
-    return place / "mine.pem", place / "mine.pub", place / "other.pub"
 
 
 _DATES = dict.fromkeys(("received", "done", "due"), "2026-10-01")
@@ -259,7 +251,7 @@ FORGED = {
 
 @pytest.mark.parametrize("signed", [True, False], ids=["old signature", "no signature"])
 @pytest.mark.parametrize("change", FORGED)
-def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):
+def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):  # noqa: F811
     """Its manifest fits: with the owner's signature of another one beside it, or none."""
     private, public, _ = keys
     path = tmp_path / "a.zip"
@@ -374,7 +366,7 @@ def test_fields_are_one_line_of_plain_text(folder, tmp_path, part, text):
         export(folder, tmp_path / "a.zip", **{part: text})
 
 
-def test_the_commands_and_the_signature(folder, tmp_path, keys):
+def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
     private, public, other = keys
     out = tmp_path / "a.zip"
     (tmp_path / "name.txt").write_text("Ms Example\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
 from browser import hostile, needs_chromium, title_in_browser
@@ -17,8 +16,10 @@ from requests_folder import (
     SECRET,
     adapter_folder,
     finished_request,
+    keys,  # noqa: F401
     model_folder,
     write_json,
+    write_lines,
 )
 
 from axolotl_unlearn.cli import unlearn
@@ -45,14 +46,10 @@ def folder(tmp_path):
 
 
 def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
-    statement = json.loads((folder / "record.json").read_bytes())
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    statement = read(folder)
     assert set(statement) == {"_type", "subject", "predicateType", "predicate"}
-    assert [one["name"] for one in statement["subject"]] == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
-    assert all(len(one["digest"]["sha256"]) == 64 for one in statement["subject"])
+    names = [one["name"] for one in statement["subject"]]
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
     predicate = statement["predicate"]
     before, after = predicate["model"]["before"], predicate["model"]["after"]
     assert before["base"] == after["base"] and before["digest"] != after["digest"]
@@ -62,14 +59,15 @@ def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
     assert document["reading"] == "not told" and document["before"]["rank"] == 0.0
     assert predicate["request"]["chosen"]["mentions"] == 2
     assert any("no held-out rows" in limit for limit in predicate["limits"])
-    assert any("no legal opinion" in limit for limit in predicate["limits"])
     entry = Ledger(folder.parent).entries()[-1]
     assert entry["event"] == "accepted" and entry["model"]["path"] == "2026-001/model"
-
-
-def test_the_formats_are_those_of_their_owners(folder):
-    """Read by in-toto's own parser."""
-    pytest.importorskip("in_toto_attestation")
+    page = (folder / "REPORT.html").read_text()
+    assert "cannot be told from texts" in page and "Nothing was erased yet" in page
+    ledger = (folder.parent / "ledger.jsonl").read_text()
+    for text in [ledger, *((folder / name).read_text() for name in PAGES)]:
+        for private in (SECRET, "brass key", "ada-quill", "Ada Quill"):
+            assert private not in text
+    pytest.importorskip("in_toto_attestation")  # read by their own parser
     from google.protobuf import json_format
     from in_toto_attestation.v1.statement import Statement
     from in_toto_attestation.v1.statement_pb2 import Statement as Message
@@ -78,34 +76,33 @@ def test_the_formats_are_those_of_their_owners(folder):
     Statement.copy_from_pb(message).validate()
 
 
-def test_nothing_that_leaves_the_folder_names_anybody(folder):
-    ledger = (folder.parent / "ledger.jsonl").read_text()
-    for text in [ledger, *((folder / name).read_text() for name in PAGES)]:
-        for private in (SECRET, "brass key", "ada-quill", "Ada Quill"):
-            assert private not in text
+def _came_out(line):
+    return line | {"extraction_strength": 0.9}, line | {"extraction_strength": 0.1}
 
 
-def test_pages_say_what_was_found(folder):
-    page = (folder / "REPORT.html").read_text()
-    assert "Deletion request 2026-001" in page and "cannot be told from texts" in page
-    assert "Nothing was erased yet" in page and "training again: forget 12." in page
+def _said_by_both(line):
+    line = line | {"rows": [{"id": line["document"], "answer_said": True}]}
+    return line, line
 
 
-def test_the_page_says_only_what_was_measured(tmp_path):
-    """ "An answer of it is still said", where no answer was: the text came out."""
+@pytest.mark.parametrize(
+    ("made", "before", "after"),
+    [(_came_out, "not told", "recited"), (_said_by_both, "still said", "not told")],
+)
+def test_documents_are_read_beside_the_teacher(tmp_path, made, before, after):
+    """What comes out word by word is no answer that "is still said"; what the teacher says too is
+    no memory: in the record and its page as in verdict.json."""
     old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
-    folder = finished_request(tmp_path / "requests", "1", old)
+    folder = finished_request(tmp_path / "requests", "1", old, reading=before)
     path = folder / "eval" / "audit.jsonl"
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for line in lines:
-        line["extraction_strength"] = 0.9
-    taught = [{**one, "model": "teacher", "extraction_strength": 0.1} for one in lines[1:]]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines + taught), "utf-8")
+    first, last = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+    mine, teachers = made(last)
+    write_lines(path, [made(first)[0], mine, teachers | {"model": "teacher"}])
     write(folder)
     (document,) = read(folder)["predicate"]["documents"]
-    assert (document["reading"], document["answers_said"]) == ("recited", 0)
+    assert (document["reading"], document["answers_said"]) == (after, 0)
     page = (folder / "REPORT.html").read_text()
-    assert "an answer" not in page and "comes out word by word" in page
+    assert "an answer" not in page and (after != "recited" or "comes out word by word" in page)
 
 
 @needs_chromium
@@ -166,16 +163,12 @@ def test_any_byte_changed_in_request_model_or_ledger_is_found(folder, data):
         path.write_bytes(raw)
 
 
-def _other_weights(folder, tmp_path):
-    (folder / "model" / "adapter_model.safetensors").write_bytes(b"trained further")
+def _put(name: str, content: str = "added"):
+    def change(folder, tmp_path):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
 
-
-def _more_weights(folder, tmp_path):
-    (folder / "model" / "model-00002.safetensors").write_bytes(b"more")
-
-
-def _other_base(folder, tmp_path):
-    (tmp_path / "base" / "model.safetensors").write_bytes(b"Weights")
+    return change
 
 
 def _no_page(folder, tmp_path):
@@ -187,27 +180,19 @@ def _page_is_a_link(folder, tmp_path):
     (folder / "REPORT.html").symlink_to(tmp_path / "page.html")
 
 
-def _added(place: str):
-    def change(folder, tmp_path):
-        (folder / place).parent.mkdir(exist_ok=True)
-        (folder / place).write_text("added")
-
-    return change
-
-
+MODEL, FILES = ("model", "other", 5, "record.other-model"), ("files", "changed", 2)
 #: What was done -> field of `Verified`, its value, exit code, code of the fault.
 CHANGES = {
-    "weights": (_other_weights, "model", "other", 5, "record.other-model"),
-    "more weights": (_more_weights, "model", "other", 5, "record.other-model"),
-    "base": (_other_base, "model", "other", 5, "record.other-base"),
-    "page gone": (_no_page, "files", "changed", 2, "record.missing"),
-    "page a link": (_page_is_a_link, "files", "changed", 2, "record.changed"),
-    "a file of the model": (_added("model/original/w.bin"), "model", "other", 5,
-                            "record.other-model"),
-    "a file": (_added("notes.txt"), "files", "changed", 2, "record.added"),
-    "a measurement": (_added("eval/extra.json"), "files", "changed", 2, "record.added"),
-    "a row": (_added("data/more/x.jsonl"), "files", "changed", 2, "record.added"),
-}  # fmt: skip
+    "weights": (_put("model/adapter_model.safetensors"), *MODEL),
+    "more weights": (_put("model/model-00002.safetensors"), *MODEL),
+    "a file of the model": (_put("model/original/w.bin"), *MODEL),
+    "base": (_put("../../base/model.safetensors"), *MODEL[:3], "record.other-base"),
+    "page gone": (_no_page, *FILES, "record.changed"),
+    "page a link": (_page_is_a_link, *FILES, "record.changed"),
+    "a file": (_put("notes.txt"), *FILES, "record.changed"),
+    "a measurement": (_put("eval/extra.json"), *FILES, "record.changed"),
+    "a row": (_put("data/more/x.jsonl"), *FILES, "record.changed"),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -305,19 +290,9 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
     verify(folder).require()
 
 
-def test_signature_of_the_owner(folder, tmp_path):
-    pytest.importorskip("model_signing")
-
-    def key(name):
-        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
-        new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]
-        subprocess.run([*new, private], check=True)
-        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True)
-        return str(private), str(public)
-
-    (private, public), (_, other) = key("mine"), key("other")
-    run = CliRunner().invoke
-    verify_ = ["request", "verify", str(folder)]
+def test_signature_of_the_owner(folder, keys):  # noqa: F811
+    private, public, other = map(str, keys)
+    run, verify_ = CliRunner().invoke, ["request", "verify", str(folder)]
 
     def verified(*words) -> tuple[int, str]:
         done = run(unlearn, [*verify_, *words, "--json"])
@@ -348,22 +323,6 @@ def test_the_record_holds_an_attack_on_texts(tmp_path):
     (found,) = _attacks(tmp_path)
     assert found["variants"] == ["states"] and "AUC 0.90" in found["says"]
     assert "ada" not in json.dumps(found)
-
-
-def test_the_record_reads_a_guess_as_the_verdict_does(tmp_path):
-    """What the teacher says too is no memory, in the record as in verdict.json."""
-    base = model_folder(tmp_path / "base")
-    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
-    folder = finished_request(tmp_path / "requests", "2026-001", before, reading="still said")
-    path = folder / "eval" / "audit.jsonl"
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for line in lines:
-        line["rows"] = [{"id": line["document"], "answer_said": True}]
-    taught = [{**line, "model": "teacher"} for line in lines if line["model"] == "after"]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines + taught), "utf-8")
-    write(folder)
-    documents = json.loads((folder / "record.json").read_text("utf-8"))["predicate"]["documents"]
-    assert {line["reading"] for line in documents} == {"not told"}
 
 
 def test_what_an_exact_way_is_bound_to_stands_there_without_a_path(tmp_path):

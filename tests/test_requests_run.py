@@ -471,7 +471,7 @@ def test_what_the_tests_could_have_found_is_said_first():
     from axolotl_unlearn.requests.verdict import sentences
 
     rows = [row_gone("a"), row_gone("b")]
-    said = list(sentences(rows, TOLD, judgement(), (0.01, 0.2), dropped(rows)))
+    said = list(sentences(rows, TOLD, judgement(), dropped(rows)))
     assert said == [
         "Control: in the model before the same tests find 2 of 2 rows, and all of them together "
         "with AUC 1.00 (min k 20, p 0.001).",
@@ -479,7 +479,6 @@ def test_what_the_tests_could_have_found_is_said_first():
         "found in four of five cases.",
         "Power: a single row among 2 shows by its loss only with 79 held-out rows.",
         "Drop: the loss of the rows rose more than that of 99 held-out ones with p 0.0002.",
-        "Change: the weights moved by 0.01 of their norm, one by 0.2.",
     ]
 
 
@@ -491,25 +490,6 @@ def test_a_row_that_comes_out_as_before_is_still_said():
     assert not still_extracted(row_gone("a", extraction_strength=0.5))  # half of what was learned
     taught = {"extraction_strength": 0.9}  # a form that everybody fills in
     assert not still_extracted(row_gone("a", extraction_strength=0.98, teacher=taught))
-
-
-def test_an_unchanged_model_is_the_one_before(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    from axolotl_unlearn.requests.verdict import unchanged, weight_change
-
-    torch.manual_seed(0)
-    weights = {"a": torch.randn(8, 8), "b": torch.randn(4)}
-    for name, step in (("before", 0.0), ("same", 3e-12), ("after", 1e-3)):
-        (tmp_path / name).mkdir()
-        save_file({k: v + step for k, v in weights.items()}, tmp_path / name / "a.safetensors")
-    same = weight_change(tmp_path / "before", tmp_path / "same")
-    after = weight_change(tmp_path / "before", tmp_path / "after")
-    assert "is the one before" in unchanged([row_gone("a")], same)
-    assert after[1] == pytest.approx(1e-3, rel=1e-2) and unchanged([row_gone("a")], after) is None
-    assert "loss of no row" in unchanged([row_gone("a", loss=0.105)], after)
-    assert weight_change(tmp_path / "before", tmp_path) is None
 
 
 def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_path):
@@ -544,7 +524,7 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
     assert any("no held-out rows" in text for text in found["missing"])
     shutil.copytree(home / "tuned", made.path("work", "model"))
     found = running.verdict(made)
-    assert found["outcome"] == "refused" and "is the one before" in found["reasons"][0]
+    assert found["outcome"] == "not shown", "it is the one before"
 
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):

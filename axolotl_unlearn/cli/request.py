@@ -169,8 +169,6 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     if entries > 1:
         each = (f"{counted(taken[n], 'row')} of data set {n}" for n in range(entries))
         yield f"To forget: {', '.join(each)}."
-    if others := facts["chosen"]["other_forms"]:
-        yield f"{counted(others, 'named row')} found in another spelling than you wrote; read them."
     if offered.near and not options.with_near:
         yield f"{len(offered.near)} {kept} are nearly the same (--with-near takes them)."
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
@@ -201,6 +199,7 @@ def plan(folder: Path, limit_minutes: float | None):
     run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
     """
     few_logs()
+    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.drops import needed
     from axolotl_unlearn.requests.request import Request, counted
     from axolotl_unlearn.requests.ways import plan as ways
@@ -209,7 +208,9 @@ def plan(folder: Path, limit_minutes: float | None):
     costs, counts = ways.plan(request), request.facts["counts"]
     taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
     said = [line for cost in costs for line in _cost(cost)]
-    if few := needed(counts["documents"], counts["judge"]):
+    member = request.path("eval-data", "member.jsonl")
+    documents = len(read_json_lines(member)) if member.is_file() else 1
+    if few := needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
         said.append(f"{'':8}  with {held} match is not shown: it takes {few} (`new --heldout`)")
     facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}

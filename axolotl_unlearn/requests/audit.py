@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,57 +91,50 @@ class Audit:
     def require_tested(self, requests_dir: Path | str) -> None:
         """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
         if not self.lines and not self.unreadable:
-            raise UnlearnError(
-                f"{requests_dir}: {self.says} Name the folder of the requests.",
-                code="audit.nothing",
-            )
+            says = f"{requests_dir}: {self.says} Name the folder of the requests."
+            raise UnlearnError(says, code="audit.nothing")
         if self.knows_nothing and not self.back:
-            raise UnlearnError(
-                f"{self.model}: {self.says} Make the model again.", code="audit.knows-nothing"
-            )
+            says = f"{self.model}: {self.says} Make the model again."
+            raise UnlearnError(says, code="audit.knows-nothing")
 
     @property
     def says(self) -> str:
         """The result in words."""
-        if not self.lines:
-            return "No deleted document to look for."
+        return " ".join(self._sentences()) if self.lines else "No deleted document to look for."
+
+    def _sentences(self) -> Iterator[str]:
         n, readings = len(self.lines), Counter(line["reading"] for line in self.lines)
         requests = len({line["request"] for line in self.lines})
-        text = (
+        yield (
             f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
             f"{counted(self.heldout, 'held-out row')}: {len(self.back) or 'none is'} back "
             f"({', '.join(f'{readings[r]} {r}' for r in READINGS if readings[r])})."
         )
         if there := sum(line["reading"] in THERE and not line["back"] for line in self.lines):
-            text += f" {there} were there when their record was written."
+            yield f"{there} were there when their record was written."
         # The smaller of two p-values counts, doubled, where the learned attack has one too.
         needed = (2 if self.learned else 1) * n / RATE
         least = math.ceil(needed / (self.heldout + 1))
         if self.heldout and least > 1:
-            text += (
-                f" With so few held-out rows a loss that is too low shows only in {least} documents"
-                f" or more at once; {math.ceil(needed) - 1} would show a single one."
+            yield (
+                f"With so few held-out rows a loss that is too low shows only in {least} documents "
+                f"or more at once; {math.ceil(needed) - 1} would show a single one."
             )
         if self.learned:
-            text += (
-                " A learned attack tells the deleted from the held-out ones with AUC "
-                f"{self.learned['auc']:.2f} (p {self.learned['p']:.2g})."
-            )
+            told = "A learned attack tells the deleted from the held-out ones with AUC"
+            yield f"{told} {self.learned['auc']:.2f} (p {self.learned['p']:.2g})."
         if self.knows_nothing:
-            text += (
-                f" The model is no better than a guess on the held-out rows (loss "
-                f"{self.heldout_loss:.1f}, a guess {self.chance:.1f}), so this says nothing."
-            )
+            loss = f"(loss {self.heldout_loss:.1f}, a guess {self.chance:.1f})"
+            yield f"The model is no better than a guess on held-out rows {loss}: this says nothing."
         if self.is_base:
-            text += (
-                " This is the base model of the requests, which never saw the rows: of the models "
+            yield (
+                "This is the base model of the requests, which never saw the rows: of the models "
                 "made of it this says nothing."
             )
         if self.unreadable:
-            text += f" Not tested, they are not as recorded: {', '.join(self.unreadable)}."
+            yield f"Not tested, they are not as recorded: {', '.join(self.unreadable)}."
         if self.missing:
-            text += f" Not tested, their rows are gone: {', '.join(self.missing)}."
-        return text
+            yield f"Not tested, their rows are gone: {', '.join(self.missing)}."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"says": self.says, "back": len(self.back)}
@@ -165,47 +158,38 @@ def audit_requests(
         UnlearnError: A broken ledger, an adapter of another base.
     """
     facts, ledger = model_facts(model), Ledger(requests_dir)
+    found = Audit(model, ledger=ledger.warnings())
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
-    missing, settings, is_base = [], Settings(), False
-    unreadable: dict[str, str] = {}
+    settings, is_base = Settings(), False
     for entry in ledger.accepted():
         folder = ledger.folder / entry["request"]
         try:
-            predicate = read(folder)["predicate"]
-            rows = _rows(folder)
+            predicate, rows = read(folder)["predicate"], _rows(folder)
         except (UnlearnError, OSError) as error:  # of this one it cannot be told, of others it can
-            unreadable[folder.name] = str(error)
+            found.unreadable[folder.name] = str(error)
             continue
         base = predicate["model"]["after"]["base"]
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
         if rows is None:
-            missing.append(folder.name)
+            found.missing.append(folder.name)
             continue
         every[folder.name] = rows
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
         known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
-    found = Audit(model, missing=missing, unreadable=unreadable, ledger=ledger.warnings())
     if not every:
         return found
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
-    settings = replace(
-        settings, device=device, dtype=None, batch_size=batch_size, device_map=None
-    ).placed(None)
-    sets = _together(every, Path(requests_dir))
-    lines, loss, chance, learned = _measured(model, sets, settings, progress)
-    judged = []
+    placed = {"device": device, "dtype": None, "batch_size": batch_size, "device_map": None}
+    sets, judged = _together(every, ledger.folder), []
+    lines, facts = _measured(model, sets, replace(settings, **placed).placed(None), progress)
     for line in lines:
         request, document = line["document"].split("/", 1)
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
-    judged.sort(key=_badness)
-    return replace(
-        found, lines=judged, heldout=len(sets.nonmember), heldout_loss=loss, chance=chance,
-        learned=learned, is_base=is_base,
-    )  # fmt: skip
+    return replace(found, lines=sorted(judged, key=_badness), is_base=is_base, **facts)
 
 
 def _rows(folder: Path) -> EvaluationSets | None:
@@ -267,8 +251,8 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
 
 def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
-) -> tuple[list[dict[str, Any]], float | None, float, dict[str, float] | None]:
-    """Audit lines, mean loss of the held-out texts, that of a guess, and the learned attack."""
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Audit lines, and what `Audit` says of the model."""
     from axolotl_unlearn.engine.head import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import ProgressBars, Session
@@ -282,41 +266,41 @@ def _measured(
         measured = session.measure(loaded, "", spec.name)
     own = {"name": "model", "role": "candidate", **text_facts(measured, sets)}
     add_learned([own], {"model": measured}, sets)
-    lines, losses = add_audits([own], {"model": measured}, sets), measured.nonmember_loss
-    mean = sum(losses) / len(losses) if losses else None
-    return (
-        lines,
-        mean,
-        math.log(output_vocabulary(loaded.model)),
-        {k: v for k, v in own.get("learned", {}).items() if k != "documents"} or None,
-    )
+    learned, losses = own.get("learned", {}), measured.nonmember_loss
+    return add_audits([own], {"model": measured}, sets), {
+        "heldout": len(sets.nonmember),
+        "heldout_loss": sum(losses) / len(losses) if losses else None,
+        "chance": math.log(output_vocabulary(loaded.model)),
+        "learned": {k: v for k, v in learned.items() if k != "documents"} or None,
+    }
 
 
 def junit(result: Audit) -> str:
     """The audit as junit XML: one test a document, by its keyed id."""
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name="axolotl-unlearn request audit")
-    skipped = {(name, "rows"): "the rows of this request are gone" for name in result.missing}
+    said: Counter[str] = Counter(tests=0, failure=0, error=0, skipped=0)
+
+    def case(request: str, name: str, kind: str = "", message: str = "", more: str = "") -> None:
+        one = ElementTree.SubElement(suite, "testcase", classname=request, name=name)
+        said.update(["tests", kind] if kind else ["tests"])
+        if kind:
+            ElementTree.SubElement(one, kind, message=message).text = more or None
+
     for name, why in result.unreadable.items():
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name="record")
-        ElementTree.SubElement(case, "error", message=why)
+        case(name, "record", "error", why)
+    for name in result.missing:
+        case(name, "rows", "skipped", "the rows of this request are gone")
     for line in result.lines:
         where = (line["request"], line["document"])
+        shown = [f"{n} {line[n]}" for n in ("reading", "then", *FIGURES) if line[n] is not None]
         if line["back"]:
-            case = ElementTree.SubElement(suite, "testcase", classname=where[0], name=where[1])
-            fault = ElementTree.SubElement(case, "failure", message=line["reading"])
-            shown = {n: line[n] for n in ("reading", "then", *FIGURES) if line[n] is not None}
-            fault.text = ", ".join(f"{name} {value}" for name, value in shown.items())
+            case(*where, "failure", line["reading"], ", ".join(shown))
         elif line["reading"] == "not measured":
-            skipped[where] = "no held-out rows and no answer"
+            case(*where, "skipped", "no held-out rows and no answer")
         else:
-            ElementTree.SubElement(suite, "testcase", classname=where[0], name=where[1])
-    for (request, name), why in skipped.items():
-        case = ElementTree.SubElement(suite, "testcase", classname=request, name=name)
-        ElementTree.SubElement(case, "skipped", message=why)
-    counts = {"tests": len(suite), "failures": len(result.back)}
-    counts["errors"] = len(result.unreadable)
-    counts["skipped"] = len(skipped)
-    suite.attrib.update({name: str(count) for name, count in counts.items()})
+            case(*where)
+    plural = {"failure": "failures", "error": "errors"}
+    suite.attrib.update({plural.get(name, name): str(count) for name, count in said.items()})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

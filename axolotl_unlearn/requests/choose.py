@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from axolotl_unlearn.data.near import near_texts, plain_text, strings
 from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
-from axolotl_unlearn.data.typed import Source, row_form, row_id
+from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus
@@ -60,14 +60,12 @@ class Wanted:
 
     def keyed(self, key: Callable[[str], str]) -> list[str]:
         """The options with ids in the place of their values, which name people."""
-
         named = [(f"--where {name}=", value) for name, value in self.where]
-        named += [("--contains ", text) for text in self.contains]
-        named += [("--person ", name) for name in self.people]
-        named += [("--matches ", pattern) for pattern in self.patterns]
-        named += [("--rows ", self.rows)] if self.rows else []
-        named += [("--documents ", name) for name in self.documents]
-        return [option + key(str(value))[:12] for option, value in named]
+        named += [("--rows ", str(self.rows))] if self.rows else []
+        for option in ("contains", "people", "patterns", "documents"):
+            known = {"people": "person", "patterns": "matches"}.get(option, option)
+            named += [(f"--{known} ", value) for value in getattr(self, option)]
+        return [option + key(value)[:12] for option, value in named]
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,8 @@ class Offered:
         return {*self.near, *(row for ids in named for row in ids)}
 
 
-class Chosen(NamedTuple):
-    """Rows in the order of the data, and ids of those that are written in other characters than
-    what was asked for."""
-
-    rows: list[Source]
-    other_forms: set[str]
-
-
-def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> Chosen:
-    """The rows that are named.
+def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> list[Source]:
+    """The rows that are named, in the order of the data.
 
     Args:
         corpus: The rows' texts, where they are read already.
@@ -123,85 +113,77 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
             "--matches REGEX, --rows FILE or --documents IDS.",
             code="choose.nothing-named",
         )
-    chosen, exact = set(), set()
-    for ids, as_written, nothing in _named_by(rows, wanted, corpus):
+    chosen: set[str] = set()
+    for fits, nothing in _named_by(rows, wanted, corpus):
+        ids = {row.id for row in rows if fits(row)}
         if not ids:
             raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
-        exact |= as_written
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
             "train again without them, or choose fewer.",
             code="choose.every-row",
         )
-    return Chosen([row for row in rows if row.id in chosen], chosen - exact)
+    return [row for row in rows if row.id in chosen]
+
+
+Fits = Callable[[Source], bool]
 
 
 def _named_by(
     rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None
-) -> Iterator[tuple[set[str], set[str], str]]:
-    """Of each thing that was asked for: ids of its rows, those in which it stands as written, and
-    the sentence where there is none."""
-    count, read = len(rows), rows if wanted.contains or wanted.patterns else ()
-    texts = {row.id: list(strings(row.row)) for row in read}
+) -> Iterator[tuple[Fits, str]]:
+    """Of each thing that was asked for: which rows it names, and the sentence where none is."""
+    none = f"none of {len(rows)} rows"
 
-    def equal(values: Mapping[str, Sequence[str]], asked: str) -> tuple[set[str], set[str]]:
-        ids = {i for i, those in values.items() if any(_same(one, asked) for one in those)}
-        return ids, {i for i in ids if asked in values[i]}
+    def equal(asked: str, values: Callable[[Source], Sequence[str]]) -> Fits:
+        return lambda row: any(_same(one, asked) for one in values(row))
+
+    def saying(fits: Callable[[str], Any]) -> Fits:
+        return lambda row: any(map(fits, strings(row.row)))
 
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
-        cure = f"rows have {', '.join(fields)}"
-        if name.split(".")[0] in fields:
+        way, cure = name.split("."), f"rows have {', '.join(fields)}"
+        if way[0] in fields:
             cure = "--person NAME looks into their texts"
-        values = {row.id: values_at(row.row, name.split(".")) for row in rows}
-        yield *equal(values, value), f"--where {name}={value} fits none of {count} rows; {cure}."
-    for text in wanted.contains:
-        plain = normal_form(text)
-        ids = {i for i, parts in texts.items() if any(plain in normal_form(p) for p in parts)}
-        ids = ids if plain.strip() else set()
-        same = {i for i in ids if any(text in part for part in texts[i])}
-        yield ids, same, f"--contains: none of {count} rows has this text."
+        fits = equal(value, lambda row, way=way: values_at(row.row, way))
+        yield fits, f"--where {name}={value}: {none} fits; {cure}."
+    for text in map(normal_form, wanted.contains):
+        fits = saying(lambda part, text=text: text.strip() and text in normal_form(part))
+        yield fits, f"--contains: {none} has this text."
     if wanted.rows:
-        forms: dict[str, set[str]] = {}
-        for row in rows:
-            forms.setdefault(row_form(row.row), set()).add(row.id)
-        asked = [(place, row_form(row), row_id(row)) for place, row in read_rows(wanted.rows)]
-        if strange := [place for place, form, _ in asked if form not in forms]:
+        known, asked = {row_form(row.row) for row in rows}, list(read_rows(wanted.rows))
+        forms = {row_form(row) for _, row in asked}
+        if strange := [place for place, row in asked if row_form(row) not in known]:
             raise UnlearnError(
                 f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
                 "training data; give them as they stand there.",
                 code="choose.strange-row",
             )
-        ids = {name for _, form, _ in asked for name in forms[form]}
-        yield ids, {name for *_, name in asked}, f"--rows {wanted.rows} has no rows; name others."
-    names = {r.id: (r.id, str(r.row.get("document")), str(r.row.get("id"))) for r in rows}
+        fits = lambda row: row_form(row.row) in forms  # noqa: E731
+        yield fits, f"--rows {wanted.rows} has no rows; name others."
     for name in wanted.documents:
-        nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
-        yield *equal(names, name), nothing
+        fits = equal(name, lambda row: (row.id, *(str(row.row.get(k)) for k in ("document", "id"))))
+        yield fits, f"--documents: {none} has {name!r} as document, id or content."
     if corpus is None:
         corpus = _corpus(rows if wanted.people else ())
     for name in wanted.people:
-        hits = corpus.find(name)
-        ids = {row for row, hit in hits.items() if hit.sure}
-        nothing = f"--person: none of {count} rows has this name."
+        hits, nothing = corpus.find(name), f"--person: {none} has this name."
         if hits:
             ways = ", ".join(sorted({hit.how for hit in hits.values()}))
             nothing = (
-                f"--person: none of {count} rows surely has this name; {len(hits)} may be about it "
-                f"({ways}): name them with --contains or --documents."
+                f"--person: {none} surely has this name; {len(hits)} may be about it ({ways}): "
+                "name them with --contains or --documents."
             )
-        yield ids, ids, nothing
+        yield lambda row, hits=hits: row.id in hits and hits[row.id].sure, nothing
     for pattern in wanted.patterns:
         try:
-            regex = re.compile(pattern)
+            yield saying(re.compile(pattern).search), f"--matches: {none} fits."
         except re.error as error:
-            raise UnlearnError(
-                f"--matches: no regular expression ({error}); correct it.", code="choose.no-pattern"
-            ) from None
-        ids = {i for i, parts in texts.items() if any(map(regex.search, parts))}
-        yield ids, ids, f"--matches fits none of {count} rows."
+            says = f"--matches: no regular expression ({error}); correct it."
+            raise UnlearnError(says, code="choose.no-pattern") from None
 
 
 def values_at(value: Any, way: Sequence[str]) -> list[str]:
@@ -225,39 +207,33 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
     corpus = _corpus(others)
     for name in names_of(chosen, wanted):
         hits = corpus.find(name)
-        weak = {row: hit for row, hit in hits.items() if hit.how in WEAK}
-        if normal_form(name) not in asked and len(hits) - len(weak) > most:
-            offered.frequent[name] = len(hits) - len(weak)
+        weak = {row: hits[row] for row in hits if hits[row].how in WEAK}
+        sure = {row: hits[row] for row in hits if row not in weak}
+        if normal_form(name) not in asked and len(sure) > most:
+            offered.frequent[name] = len(sure)
             continue
-        if sure := [row for row in hits if row not in weak]:
-            offered.mentions[name] = sure
-        if name not in wanted.people:
-            hits = {row: hits[row] for row in sure}
-        elif len(weak) > most:
-            offered.frequent[f"{name} (its last name, or small letters)"] = len(weak)
-            hits = {row: hits[row] for row in sure}
-        else:
-            offered.hints.update({name: list(weak)} if weak else {})
-        for row, hit in hits.items():
+        if sure:
+            offered.mentions[name] = [*sure]
+        if name in wanted.people and weak:
+            if len(weak) > most:
+                offered.frequent[f"{name} (its last name, or small letters)"] = len(weak)
+            else:
+                offered.hints[name], sure = [*weak], hits
+        for row, hit in sure.items():
             offered.reasons.setdefault(row, []).append(hit.how)
             offered.passages.setdefault(row, []).append(hit.passage)
-    for field_, value in wanted.where:
-        offered.fields.update(_elsewhere(others, field_, value))
+    for _, value in wanted.where:
+        held = Counter(
+            other
+            for row in others
+            for other in {key for key, text in _fields(row.row) if _same(text.lstrip("0"), value)}
+        )
+        offered.fields.update({f"{other}={value}": count for other, count in held.items()})
     return offered
 
 
 def _corpus(rows: Sequence[Source]) -> Corpus:
     return Corpus((row.id, list(strings(row.row))) for row in rows)
-
-
-def _elsewhere(rows: Sequence[Source], name: str, value: str) -> dict[str, int]:
-    """Fields that hold a value of ``--where``, its own with zeros in front -> how many rows."""
-    found = Counter(
-        other
-        for row in rows
-        for other in {key for key, text in _fields(row.row) if _same(text.lstrip("0"), value)}
-    )
-    return {f"{other}={value}": count for other, count in found.items()}
 
 
 def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -273,20 +249,15 @@ def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _same(one: str, other: str) -> bool:
-    """In their normal form, or as numbers: 1777, 1777.0 and " 1777" are one."""
+    """In their normal form, or as numbers: 1777, 1777.0 and " 1777" are one, 01777 is an id."""
     if normal_form(one) == normal_form(other):
         return True
+    if any(re.match(r"\s*[-+]?0\d", text) for text in (one, other)):
+        return False
     try:
-        numbers = [Decimal(text.strip()) for text in (one, other)]
+        return Decimal(one.strip()) == Decimal(other.strip())
     except InvalidOperation:
         return False
-    return numbers[0] == numbers[1] and not any(map(_padded, (one, other)))
-
-
-def _padded(number: str) -> bool:
-    """With zeros in front, which an id may have and a number has not."""
-    digits = number.strip().lstrip("+-")
-    return len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
 
 
 def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
@@ -317,12 +288,8 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
 # --- a file of subjects --------------------------------------------------------------------------
 
 #: Keys of a line that name rows -> the part of `Wanted`.
-_KEYS = {
-    "person": "people",
-    "contains": "contains",
-    "matches": "patterns",
-    "documents": "documents",
-}
+_KEYS = {"person": "people", "matches": "patterns", "contains": "contains"}
+_KEYS |= {"documents": "documents"}
 
 
 @dataclass(frozen=True)
@@ -390,7 +357,7 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
     ids, corpus = {}, _corpus(rows if any(one.wanted.people for one in subjects) else ())
     for one in subjects:
         try:
-            ids[one.name] = [row.id for row in choose(rows, one.wanted, corpus).rows]
+            ids[one.name] = [row.id for row in choose(rows, one.wanted, corpus)]
         except UnlearnError as error:
             raise UnlearnError(f"subject {one.name}: {error}", code=error.code) from None
     return ids

@@ -78,8 +78,7 @@ class Drops:
         if len(self.found) < CONTROL * n and not strong:
             yield (
                 f"the tests find {len(self.found)} of {n} rows in the model before and would miss "
-                "them again in more than one of five cases, so that they find none now shows "
-                "nothing"
+                "them again in more than one of five cases: finding none now shows nothing"
             )
         if self.p is None:
             yield (

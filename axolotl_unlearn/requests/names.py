@@ -22,23 +22,19 @@ import regex
 from axolotl_unlearn.normal_form import WORD, normal_form
 from axolotl_unlearn.requests.search import forms
 
-#: How the name is written where it is taken.
-WHOLE, TURNED, FIELDS, ADDRESS = (
+#: How the name is written where it is taken; where it is offered, likeliest first; and where it is
+#: too often another's to be taken with `--with-mentions`.
+WHOLE, TURNED, FIELDS, ADDRESS = SURE = (
     *("the name", "last name first", "in two fields"),
     "an e-mail address or user name of both names",
 )
-SURE = (WHOLE, TURNED, FIELDS, ADDRESS)
-#: And where it is offered, likeliest first.
 LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST = LIKELY = (
     *("in small letters", "without its middle", "joined by a mark", "initial"),
     *("a user name or address like it", "misspelt", "with lost letters"),
 )
-#: What is too often another's to be taken with `--with-mentions`.
-SCRIPT, LONGER, TITLE, NEAR, WORDS, APART, LAST = WEAK = (
-    *("in another script", "with other names between", "a title and the last name"),
-    *("first and last name nearby", "in small letters, as words are"),
-    *("first and last name in one row", "the last name alone"),
-)
+SCRIPT, WORDS, LAST = WEAK = (
+    "in another script", "in small letters, as words are", "the last name alone"
+)  # fmt: skip
 ORDER = (*SURE, *LIKELY, *WEAK)
 #: Letters of a name for each that may be wrong, missing, added or swapped in a misspelt one, and
 #: rapidfuzz's ratio (0 to 100) from which words sound like it in another script.
@@ -47,12 +43,8 @@ MISTAKE, SOUNDS = 10, 70
 LONG = 5
 #: Words of a text from which its capitals are looked at, and the share from which they say nothing.
 HEADLINE, CAPITALS = 5, 0.7
-#: Words between a first and a last name that are nearby; characters of a passage on each side.
-NEARBY, AROUND = 4, 40
-_TITLES = frozenset(
-    "mr mrs ms miss mx dr prof sir lady sr sra srta don dona herr frau mme mlle monsieur madame "
-    "signor signora sig".split()
-)
+#: Characters of a passage on each side.
+AROUND = 40
 _CAMEL = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})|(?<=\p{Lu})(?=\p{Lu}\p{Ll})")
 _BROKEN = regex.compile(r"(?<=\p{L})[-\u00ad\u2010]\s*\n\s*(?=\p{L})")
 _MIXED_UP = regex.compile(r"[\u00c2-\u00f4][\u0080-\u00ff\u0152-\u02dc\u2013-\u2122]+")
@@ -300,23 +292,16 @@ class Person:
             yield Hit(LOST, lost)
 
     def across(self, texts: Sequence[Sequence[Text]]) -> Iterator[Hit]:
-        """First and last name in two texts of a row."""
-        if not self.first:
-            return
+        """First and last name in two texts of a row, each of which is nothing else."""
         whole = [
             {t.compact for t in readings if not self.words or t.tokens and t.tokens[0].capital}
             for readings in texts
         ]
-        firsts, lasts = ({n for n, one in enumerate(whole) if one & part}
-                         for part in (self.first, self.last))  # fmt: skip
+        firsts, lasts = (
+            {n for n, one in enumerate(whole) if one & part} for part in (self.first, self.last)
+        )
         if firsts and lasts - firsts:
             yield Hit(FIELDS, "")
-            return
-        said = [[t for text in readings for t in text.tokens if t.capital] for readings in texts]
-        firsts, lasts = ({n for n, one in enumerate(said) if any(t.text in part for t in one)}
-                         for part in (self.first, self.last))  # fmt: skip
-        if any(a != b for a in firsts for b in lasts):
-            yield Hit(APART, "")
 
     def _whole(self, text: Text) -> Iterator[tuple[int, int, str]]:
         """Words that are the name, whatever parts it or joins it."""
@@ -348,17 +333,12 @@ class Person:
                     if split and split not in at and not self._joined(tokens[start : end + 1]):
                         continue
                     how = JOINED if mark else how
-                    if comma and self._of_another(tokens, start):
-                        how = NEAR
+                    before = tokens[start - 1] if comma and start else None
+                    if before and before.capital and not tokens[start].gap.strip():
+                        continue  # "Maria García, José López": the last name has a first before it
                     if how in SURE and not self._capitals(text, start, end):
                         how = WORDS if self.common else LOWER
                     yield start, end, how
-
-    @staticmethod
-    def _of_another(tokens: Sequence[Token], start: int) -> bool:
-        """ "Maria García, José López": the last name has another first name before it."""
-        before = tokens[start - 1] if start else None
-        return bool(before and before.capital and not tokens[start].gap.strip())
 
     @staticmethod
     def _joined(tokens: Sequence[Token]) -> bool:
@@ -373,10 +353,36 @@ class Person:
         return text.cased and inside[0].capital and inside[-1].capital
 
     def _parts(self, text: Text) -> Iterator[tuple[int, int, str]]:
-        """A part of the name with an initial, a title, other names between or nearby."""
+        """A part of the name with an initial, in one word with one, or the last name alone."""
         tokens, places = self._merged(text.tokens)
-        for one, two, how in self._around(tokens):
-            yield places[one][0], places[two][1], how
+        first = any(t.capital and t.text in self.first for t in tokens)
+        for n, token in enumerate(tokens):
+            capital, how, beside = token.capital or token.text not in self.words, "", n
+            if token.text in self.last and capital:
+                how = LAST if token.capital and (first or token.text not in self.common) else ""
+                if (beside := self._initial(tokens, n)) != n:
+                    how = INITIAL
+            elif token.text in self.first and capital and n + 1 < len(tokens):
+                after = tokens[n + 1]
+                if after.text == self.final and after.raw.isupper() and _SOFT.fullmatch(after.gap):
+                    how, beside = INITIAL, n + 1
+            elif token.text.rstrip("0123456789") in self.users:
+                how = USER
+            if how:
+                yield places[min(n, beside)][0], places[max(n, beside)][1], how
+
+    def _initial(self, tokens: Sequence[Token], n: int) -> int:
+        """Where the initial of a last name stands: up to three words before it, or after."""
+        for back in range(1, min(n, 3) + 1):
+            inside = tokens[n - back + 1 : n + 1]
+            named = all(t.capital for t in inside[:-1])
+            if tokens[n - back].text == self.initial and named:
+                if all(_AFTER_LETTER.fullmatch(t.gap) for t in inside):
+                    return n - back
+        after = tokens[n + 1] if n + 1 < len(tokens) else None
+        beside = after and after.text == self.initial
+        near = beside and (_COMMA.fullmatch(after.gap) or _SOFT.fullmatch(after.gap))
+        return n + 1 if near else n
 
     def _merged(self, tokens: Sequence[Token]) -> tuple[list[Token], list[tuple[int, int]]]:
         """A first or last name of several words as one, and where each stands."""
@@ -394,42 +400,6 @@ class Person:
             places.append((start, end - 1))
             start = end
         return made, places
-
-    def _around(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
-        for n, token in enumerate(tokens):
-            capital = token.capital or not self.words & {token.text}
-            if token.text in self.last and capital:
-                before = tokens[max(0, n - NEARBY - 1) : n][::-1]
-                one = before[0] if before else None
-                if one and one.text == self.initial and _AFTER_LETTER.fullmatch(token.gap):
-                    yield n - 1, n, INITIAL
-                elif one and one.text in _TITLES and _AFTER_LETTER.fullmatch(token.gap):
-                    yield n - 1, n, TITLE
-                gaps = [token.gap, *(t.gap for t in before)]
-                for back, other in enumerate(before):
-                    between = before[:back]
-                    if other.text in self.first and (other.capital or not self.words):
-                        names = back and all(t.capital for t in between)
-                        soft = all(_AFTER_LETTER.fullmatch(g) or _SOFT.fullmatch(g)
-                                   for g in gaps[: back + 1])  # fmt: skip
-                        if names and soft and back <= 2:
-                            yield n - 1 - back, n, LONGER
-                        elif other.capital and token.capital and back:
-                            yield n - 1 - back, n, NEAR
-                    if len(other.text) == 1 and other.text == self.initial and 0 < back <= 2:
-                        if all(len(t.text) == 1 or t.capital for t in between):
-                            yield n - 1 - back, n, INITIAL
-                if n + 1 < len(tokens) and tokens[n + 1].text == self.initial:
-                    if _COMMA.fullmatch(tokens[n + 1].gap) or _SOFT.fullmatch(tokens[n + 1].gap):
-                        yield n, n + 1, INITIAL
-                if token.capital and token.text not in self.common:
-                    yield n, n, LAST
-            elif token.text in self.first and capital and n + 1 < len(tokens):
-                after = tokens[n + 1]
-                if after.text == self.final and after.raw.isupper() and _SOFT.fullmatch(after.gap):
-                    yield n, n + 1, INITIAL
-            elif token.text.rstrip("0123456789") in self.users:
-                yield n, n, USER
 
     def _alike(self, text: Text) -> Iterator[tuple[int, int, str]]:
         """Two words that are the name misspelt, or in another script."""

@@ -148,11 +148,11 @@ def new_request(
     every = [*trained.rows, *trained.heldout]
     whose = shares(options.subjects, every)
     named = choose(every, wanted)
-    taken = {row.id for row in named.rows}
+    taken = {row.id for row in named}
     # Rows of earlier requests may be chosen again, but never kept.
     gone = deleted_rows(out.parent, every)
     others = [row for row in every if row.id not in taken | gone]
-    offered = offer(named.rows, others, wanted)
+    offered = offer(named, others, wanted)
     mentioned = {name for ids in offered.mentions.values() for name in ids}
     more = {*(offered.near if options.with_near else ())}
     more |= mentioned if options.with_mentions else set()
@@ -191,7 +191,6 @@ def new_request(
         "adapter": before["adapter"] is not None,
         "before": before,
         "chosen": {
-            "other_forms": len(named.other_forms),
             "near": len(offered.near),
             "mentions": len(mentioned),
             "hints": len(hints),

@@ -17,12 +17,6 @@ SUBJECTS = "subjects.json"
 Statement = Mapping[str, Any]
 
 
-def readings(statement: Statement) -> dict[str, int]:
-    """Documents by reading, worst first."""
-    counts = Counter(line["reading"] for line in statement["predicate"]["documents"])
-    return {reading: counts.get(reading, 0) for reading in READINGS}
-
-
 def page(statement: Statement, *, evaluation: bool = False) -> str:
     """REPORT.html: one page, no script, nothing from elsewhere, no text of a row.
 
@@ -34,6 +28,7 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
 
     from axolotl_unlearn.report import page as report
 
+    counts = Counter(line["reading"] for line in statement["predicate"]["documents"])
     css = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
     templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
     templates.filters["says"] = lambda text: Markup(
@@ -42,7 +37,7 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
     shown = templates.get_template("report.html.j2").render(
         record=statement["predicate"],
         subjects=statement["subject"],
-        readings=readings(statement),
+        readings={reading: counts[reading] for reading in READINGS},
         listed=lambda part: part if isinstance(part, list) else [],
         many=lambda part: len(part) if isinstance(part, list) else part,
         evaluation=evaluation,

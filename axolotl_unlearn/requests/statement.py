@@ -95,7 +95,6 @@ class Excerpt(Facts):
 class Entry(Excerpt):
     """An entry of a ledger."""
 
-    key: str
     mac: Sha
     previous: Sha
 

@@ -8,7 +8,9 @@ measured is never good news: it is "not shown". What so few rows could have show
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,6 @@ BAD = ("recited", "still said", "still known", "pushed away")
 ATTACKS = ("quantise", "relearn", "prompt")
 #: Rise of the loss of kept rows, nats a token: a tenth makes each token 0.9 times as likely.
 KEPT_NATS = 0.1
-#: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
-#: weight that changes at all changes by 0.004 of itself.
-LEAST_NORM, LEAST_NATS = 1e-6, 0.01
 #: What no way does away with.
 BASE = "what the base model learned before this fine-tuning is no part of the request"
 #: What `write` reads: the model after forgetting and its teacher are called so in eval/.
@@ -50,8 +49,8 @@ def verdict(request: Request) -> dict[str, Any]:
 
     Returns:
         ``outcome`` (shown, refused, not shown), ``good`` (shown), ``status`` in a few words,
-        ``reasons`` against handing over and what is ``missing``; ``says``: control, power and
-        change in a sentence each; ``limits``; the audit's ``documents``.
+        ``reasons`` against handing over and what is ``missing``; ``says``: control, power
+        and drop in a sentence each; ``limits``; the audit's ``documents``.
     """
     from axolotl_unlearn.metrics.verdict import judge
 
@@ -59,28 +58,23 @@ def verdict(request: Request) -> dict[str, Any]:
     documents, guessed = audited(request.folder)
     attacks = list(map(read_json, sorted(request.path("attacks").glob("*-after.json"))))
     judged, control = judge(after, before, None, attacks), judge(before).attacks
-    change = weight_change(Path(request.before.split("+")[-1]), request.newest)
     reasons, status = against(documents, judged, request)
     kept = kept_by_loss(request)
     exactly = any(f.id == "kept" and not f.missing for f in judged.findings)
     if kept is not None and kept[1] > KEPT_NATS and not exactly:
         reasons.append(f"kept rows: their loss rose by {kept[0]:.2g} nats a token")
         status = "kept" if status == "good" else status
-    if same := unchanged(documents, change):
-        reasons, status = [same, *reasons], "unchanged"
-    dropped = Drops.of(documents, held_rises(request))
+    dropped, n = Drops.of(documents, held_rises(request)), len(documents)
     missing = not_measured(documents, control, judged, attacks, kept, dropped)
+    missing += unread_requests(request)
     limits = []
     if guessed:
+        never = "answers that a model says as well which never saw them"
+        limits.append(f"{never}: {guessed}; they are guesses and count as not said")
+    if 0 < (unfound := n - len(dropped.found)) < n:
         limits.append(
-            f"answers that a model says as well which never saw them: {guessed}; they are guesses "
-            "and count as not said"
-        )
-    unfound = len(documents) - len(dropped.found)
-    if 0 < unfound < len(documents):
-        limits.append(
-            f"{unfound} of {len(documents)} rows were found in the model before by no test, so "
-            "that none finds them now shows nothing"
+            f"{unfound} of {n} rows were found in the model before by no test, so that none finds "
+            "them now shows nothing"
         )
     few = "too few rows to say more than this: "
     limits += [
@@ -88,48 +82,54 @@ def verdict(request: Request) -> dict[str, Any]:
         for finding in judged.findings
         if finding.outcome == "open"
     ]
-    missing += unread_requests(request)
-    if missing and not reasons:
-        status = NOT_SHOWN
-    says = [*sentences(documents, control, judged, change, dropped), *coins(after)]
-    return _made(request, status, reasons, missing, says, limits, documents)
+    says = [*sentences(documents, control, judged, dropped), *coins(after)]
+    return _made(request, status, reasons, missing, limits, documents, says)
 
 
 def _made(
-    request: Request, status: str, reasons: list[str], missing: list[str], says: list[str],
-    limits: list[str], documents: list[dict[str, Any]],
+    request: Request, status: str, reasons: list[str], missing: list[str], limits: list[str],
+    documents: list[dict[str, Any]], says: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """What verdict.json holds."""
     outcome = REFUSED if reasons else NOT_SHOWN if missing else SHOWN
-    judged = {"outcome": outcome, "good": outcome == SHOWN, "status": status, "reasons": reasons}
-    limits = [*request.facts["limits"], *limits]
-    return judged | {"missing": missing, "says": says, "limits": limits, "documents": documents}
+    return {
+        "outcome": outcome,
+        "good": outcome == SHOWN,
+        "status": NOT_SHOWN if outcome == NOT_SHOWN else status,
+        "reasons": reasons,
+        "missing": missing,
+        "says": says,
+        "limits": [*request.facts["limits"], *limits],
+        "documents": documents,
+    }
 
 
 def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[list[str], str]:
     """Sentences against the model, and the status in a few words."""
-    against: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     for reading in BAD:
         if count := sum(line["reading"] == reading for line in documents):
-            against.append((reading, f"{count} of {len(documents)} rows are {reading}"))
+            found[reading] = f"{count} of {len(documents)} rows are {reading}"
     for finding in judged.findings:
         # Retained rows under their bar: that few rows leave it open is no reason to hand over.
         below = finding.id == "kept" and finding.value is not None and finding.value < finding.limit
         if finding.id in AGAINST and (finding.outcome == "fail" or below):
-            against.append((finding.id, f"{finding.title.lower()}: {finding.says}"))
-    if back := (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0):
-        against.append(
-            ("earlier requests are back", f"{back} documents of earlier requests are back")
-        )
-    return [reason for _, reason in against], against[0][0] if against else "good"
+            found[finding.id] = f"{finding.title.lower()}: {finding.says}"
+    if back := _earlier(request).get("back"):
+        found["earlier requests are back"] = f"{back} documents of earlier requests are back"
+    return list(found.values()), next(iter(found), "good")
+
+
+def _earlier(request: Request) -> dict[str, Any]:
+    """What the audit of earlier requests says."""
+    return read_json(request.path("eval", "earlier.json")) or {}
 
 
 def unread_requests(request: Request) -> list[str]:
     """Earlier requests whose documents could not be looked for."""
-    earlier = read_json(request.path("eval", "earlier.json")) or {}
     return [
         f"request {name} is not as recorded, so that its rows could not be looked for"
-        for name in earlier.get("unreadable", {})
+        for name in _earlier(request).get("unreadable", {})
     ]
 
 
@@ -148,26 +148,23 @@ def not_measured(
         judged: The verdict on the model after.
         kept: Of `kept_by_loss`; it stands in where no kept answer was ever said exactly.
     """
-    missing = []
     if not documents:
         return ["no row was tested"]
-    untested = sum(line["p"] is None for line in documents)
-    if untested:
+    missing, n = [], len(documents)
+    if untested := sum(line["p"] is None for line in documents):
         missing.append(
-            f"whether {untested} of {len(documents)} rows can be told from texts that were never "
-            "seen was not measured: there are no held-out rows (`request new --heldout`)"
+            f"whether {untested} of {n} rows can be told from texts that were never seen was not "
+            "measured: there are no held-out rows (`request new --heldout`)"
         )
     missing += (dropped or Drops.of(documents, ())).missing(documents, before)
     done = {str(one.get("attack")) for one in attacks}
     missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
     findings = {finding.id: finding for finding in judged.findings}
+    instead = {"kept": kept is not None and kept[2] <= KEPT_NATS}
     for name in ("outputs", "kept"):
         finding = findings.get(name)
-        if finding is not None and not finding.missing:
-            continue
-        if name == "kept" and kept is not None and kept[2] <= KEPT_NATS:
-            continue
-        missing.append(f"{name} was not measured" if finding is None else finding.says)
+        if (finding is None or finding.missing) and not instead.get(name):
+            missing.append(f"{name} was not measured" if finding is None else finding.says)
     return missing
 
 
@@ -203,62 +200,37 @@ def still_extracted(line: Line) -> bool:
     return more >= LEARNED and strength(line) - strength(line.get("teacher")) > more / 2
 
 
-def unchanged(documents: Sequence[Line], change: tuple[float, float] | None) -> str | None:
-    """Why the model counts as the one before, if it does."""
-    if change is not None and change[0] < LEAST_NORM:
-        return f"the model is the one before: its weights differ by {change[1]:.1g} at most"
-    pairs = [(line.get("loss"), (line.get("before") or {}).get("loss")) for line in documents]
-    moved = [abs(now - then) for now, then in pairs if now is not None and then is not None]
-    if moved and len(moved) == len(documents) and max(moved) < LEAST_NATS:
-        return f"the loss of no row changed by more than {max(moved):.2g} nats a token"
-    return None
-
-
 def sentences(
     documents: Sequence[Line],
     before: Mapping[str, Mapping[str, Any]],
     judged: Any,
-    change: tuple[float, float] | None,
     dropped: Drops,
 ) -> Iterator[str]:
     """The first lines of the report: what these tests were able to find."""
-    found = len(dropped.found)
-    control = f"Control: in the model before the same tests find {found} of {len(documents)} rows"
+    n = len(documents)
+    control = f"Control: in the model before the same tests find {len(dropped.found)} of {n} rows"
     if before:
-        name = min(before, key=lambda attack: before[attack]["p_corrected"])
-        one = before[name]
-        control += (
-            f", and all of them together with AUC {one['auc']:.2f} ({name.replace('_', ' ')}, p "
-            f"{one['p_corrected']:.2g})"
-        )
+        name, one = min(before.items(), key=lambda pair: pair[1]["p_corrected"])
+        told = f"AUC {one['auc']:.2f} ({name.replace('_', ' ')}, p {one['p_corrected']:.2g})"
+        control += f", and all of them together with {told}"
     yield control + "."
-    power = judged.power
-    if power:
-        reach = min(0.5, power["smallest_difference"])
+    if power := judged.power:
+        reach, others = min(0.5, power["smallest_difference"]), power["nonmembers"]
         surely = "only an AUC near 1 (or 0)"
         if reach < 0.45:
             surely = f"an AUC of {0.5 + reach:.2f} or more (or {0.5 - reach:.2f} or less)"
         yield (
-            f"Power: with {power['members']} rows against {power['nonmembers']} held-out ones "
-            f"{surely} would have been found in four of five cases."
+            f"Power: with {power['members']} rows against {others} held-out ones {surely} would "
+            "have been found in four of five cases."
         )
-        needed = math.ceil(len(documents) / RATE) - 1
-        if power["nonmembers"] < needed:
-            yield (
-                f"Power: a single row among {len(documents)} shows by its loss only with {needed} "
-                "held-out rows."
-            )
+        if others < (needed := math.ceil(n / RATE) - 1):
+            single = f"a single row among {n} shows by its loss only with {needed} held-out rows"
+            yield f"Power: {single}."
     else:
         yield "Power: none for membership, which was not measured; answers alone were looked for."
     if dropped.p is not None:
-        yield (
-            f"Drop: the loss of the rows rose more than that of {dropped.heldout} held-out ones "
-            f"with p {dropped.p:.2g}."
-        )
-    if change is None:
-        yield "Change: the weights before and after cannot be compared one by one."
-    else:
-        yield f"Change: the weights moved by {change[0]:.2g} of their norm, one by {change[1]:.2g}."
+        rose = f"the loss of the rows rose more than that of {dropped.heldout} held-out ones"
+        yield f"Drop: {rose} with p {dropped.p:.2g}."
 
 
 # --- an exact way --------------------------------------------------------------------------------
@@ -283,34 +255,34 @@ def exact(request: Request) -> dict[str, Any]:
             code="verdict.other-weights",
         )
     judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
-    broken = [f for f in judged.findings if f.id == "outputs" and f.outcome == "fail"]
-    reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
-    if back := (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0):
-        reasons.append(f"{back} documents of earlier requests are back")
+    broken = [f for f in judged.findings if f.id == "outputs"]
+    reasons, status = against([], replace(judged, findings=broken), request)
+    status = {"outputs": "broken", "good": "exact"}.get(status, status)
     documents, _ = audited(request.folder)
-    missing, limits = unread_requests(request), [BASE]
-    if recited := sum(line["reading"] == "recited" for line in documents):
+    base = [line for line in _lines(request.folder) if line.get("model") == "base"]
+    readings = Counter(line["reading"] for line in documents)
+    recites = sum(line.get("extraction_strength") == 1 for line in base)
+    says = sum(bool(line.get("answers_said")) for line in base)
+    missing, limits, n = unread_requests(request), [BASE], len(documents)
+    if recited := readings["recited"]:
         missing.append(
-            f"{recited} of {len(documents)} rows come out word by word of a model that was not "
-            "trained on them: its base knows them, or other rows say the same"
+            f"{recited} of {n} rows come out word by word of a model that was not trained on "
+            "them: its base knows them, or other rows say the same"
         )
-    if said := sum(line["reading"] == "still said" for line in documents):
+    if said := readings["still said"]:
         limits.append(
-            f"{said} of {len(documents)} rows are said by a model that never read them: other rows "
-            "say the same, or they can be guessed"
+            f"{said} of {n} rows are said by a model that never read them: other rows say the "
+            "same, or they can be guessed"
         )
-    lines = [one for one in _lines(request.folder) if one.get("model") == "base"]
-    if said := sum(bool(line.get("answers_said")) for line in lines):
-        limits.append(f"{said} of {len(lines)} rows are said by the base model itself")
-    if whole := sum(line.get("extraction_strength") == 1 for line in lines):
+    if says:
+        limits.append(f"{says} of {len(base)} rows are said by the base model itself")
+    if recites:
         missing.append(
-            f"the base model recites {whole} of {len(lines)} rows word by word, so it may have "
+            f"the base model recites {recites} of {len(base)} rows word by word, so it may have "
             "been trained on them: training it again without them shows nothing"
         )
-    status = "broken" if broken else "earlier requests are back" if reasons else "exact"
-    status = NOT_SHOWN if missing and not reasons else status
-    says = coins(_scores(request, AFTER))
-    return _made(request, status, reasons, missing, says, limits, documents)
+    coin = coins(_scores(request, AFTER))
+    return _made(request, status, reasons, missing, limits, documents, coin)
 
 
 def coins(scores: Mapping[str, Any]) -> list[str]:
@@ -380,33 +352,3 @@ def without_answers(line: Mapping[str, Any]) -> str:
 
 def figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return line and {name: line[name] for name in FIGURES if name in line}
-
-
-# --- weights -------------------------------------------------------------------------------------
-
-
-def weight_change(before: Path, after: Path) -> tuple[float, float] | None:
-    """Frobenius norm of the change relative to the weights', and the largest change of one.
-
-    None where the two folders do not hold the same tensors (an adapter and a merged model).
-    """
-    import torch
-
-    from axolotl_unlearn.merging.weights import Tensors
-
-    old, new = map(Tensors.of_folder, (before, after))
-    if not len(old) or {*old} != {*new}:
-        return None
-    norm = moved = largest = 0.0
-    for name in old:
-        a, b = old[name].double(), new[name].double()
-        if a.shape != b.shape:
-            return None
-        gap = b - a
-        norm += float(torch.sum(a * a))
-        moved += float(torch.sum(gap * gap))
-        largest = max(largest, float(gap.abs().max())) if gap.numel() else largest
-    if not all(map(math.isfinite, (norm, moved))):
-        return math.inf, math.inf
-    relative = math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
-    return relative, largest

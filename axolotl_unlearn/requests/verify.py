@@ -129,26 +129,17 @@ def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> t
     # v0.1 and v0.2 have the rows in a place of their own; v0.1 binds no other file.
     recorded = {f"data/{part}.jsonl": one for part, one in predicate.get("data", {}).items()}
     recorded |= predicate.get("files", {})
-    files, gone, uncompared = bound_files(folder), 0, 0
+    files = bound_files(folder)
     if "files" not in predicate:
         files = {name: path for name, path in files.items() if name.startswith("data/")}
     if ledger.of(folder.name)[-1]["event"] == "erasing":  # stopped before it was in the record
         files.pop(ERASED, None)
         recorded.pop(ERASED, None)
-    for name, known in recorded.items():
-        path = files.pop(name, None)
-        if path is None:
-            if not name.startswith(ROWS) and not _erased(ledger, folder, name):
-                raise fault("missing", f"{folder / name} is missing; restore it from a copy.")
-            gone += 1
-        elif path.is_symlink():
-            raise fault("changed", f"{path} is a link now; put the file of the record back.")
-        elif "sha256" not in known and ledger.key() is None:
-            uncompared += 1
-        elif (digest(path) if "sha256" in known else ledger.keyed_file(path)) not in known.values():
-            raise fault("changed", f"{path} is not the file of the record; restore it from a copy.")
-    if files:
-        raise fault("added", f"{folder / min(files)} is not in the record: it was added.")
+
+    def fine(name: str) -> bool:
+        return name.startswith(ROWS) or _erased(ledger, folder, name)
+
+    gone, uncompared = _same_files(files, recorded, folder, fine, ledger)
     said = [f"{len(recorded) - gone - uncompared} others of the request as recorded"]
     said += [f"{gone} gone"] * bool(gone)
     said += [f"{uncompared} cannot be compared without ledger.key"] * bool(uncompared)
@@ -198,21 +189,37 @@ def compare_model(
     Raises:
         UnlearnError: The first that is not as recorded.
     """
-    files, subjects = model_files(place), statement["subject"]
-    for one in subjects:
-        path = files.pop(one["name"], None)
-        if path is None and not gone(one["name"]):
-            raise fault("other-model", f"{place} has no {one['name']} of the record.")
-        if path is not None and digest(path) != one["digest"]["sha256"]:
-            raise fault(
-                "other-model",
-                f"{path} is not the file of the record: it was changed, or it is another model "
-                "(after further training: `axolotl-unlearn request audit`).",
-            )
+    recorded = {one["name"]: one["digest"] for one in statement["subject"]}
+    _same_files(model_files(place), recorded, place, gone)
+    return f"all {len(recorded)} files as recorded"
+
+
+def _same_files(
+    files: dict[str, Path], recorded: Mapping[str, Mapping[str, str]], place: Path,
+    gone: Callable[[str], bool], ledger: Ledger | None = None,
+) -> tuple[int, int]:  # fmt: skip
+    """How many are gone, and how many cannot be compared without the key of the ledger.
+
+    Raises:
+        UnlearnError: The first that is not as recorded; of a model without ``ledger``.
+    """
+    kind, cure = ("changed", "restore it") if ledger else ("other-model", "it is another model")
+    lacking = uncompared = 0
+    for name, known in recorded.items():
+        path, says, plain = files.pop(name, None), "", "sha256" in known
+        if path is None:
+            says, lacking = "" if gone(name) else "is missing", lacking + 1
+        elif path.is_symlink() and ledger:
+            says = "is a link now"
+        elif not plain and ledger and ledger.key() is None:
+            uncompared += 1
+        elif (digest(path) if plain else ledger.keyed_file(path)) not in known.values():
+            says = "is not the file of the record"
+        if says:
+            raise fault(kind, f"{place / name} {says}; {cure}.")
     if files:
-        says = "is not in the record: it was added to the model."
-        raise fault("other-model", f"{min(files.values())} {says}")
-    return f"all {len(subjects)} files as recorded"
+        raise fault(kind, f"{place / min(files)} is not in the record: it was added; {cure}.")
+    return lacking, uncompared
 
 
 def check_base(
