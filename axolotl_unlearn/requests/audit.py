@@ -27,7 +27,7 @@ from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import counted, read_json
 from axolotl_unlearn.requests.verdict import without_answers
-from axolotl_unlearn.requests.verify import check_base
+from axolotl_unlearn.requests.verify import check_base, compare_files, erased
 
 #: Readings of a document that is there, worst first.
 THERE = ("recited", "still said", "still known")
@@ -165,7 +165,9 @@ def audit_requests(
     for entry in ledger.accepted():
         folder = ledger.folder / entry["request"]
         try:
-            predicate, rows = read(folder)["predicate"], _rows(folder)
+            statement = read(folder)
+            compare_files(folder, statement, ledger, ("eval-data/", "eval/results.json"))
+            predicate, rows = statement["predicate"], _rows(folder)
         except (UnlearnError, OSError) as error:  # of this one it cannot be told, of others it can
             found.unreadable[folder.name] = str(error)
             continue
@@ -173,7 +175,11 @@ def audit_requests(
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
         if rows is None:
-            found.missing.append(folder.name)
+            if erased(ledger, folder, "eval-data/forget.jsonl"):
+                found.missing.append(folder.name)
+            else:
+                says = "its rows are gone, and `request erase` did not remove them"
+                found.unreadable[folder.name] = says
             continue
         every[folder.name] = rows
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}

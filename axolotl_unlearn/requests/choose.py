@@ -21,6 +21,7 @@ from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus
+from axolotl_unlearn.requests.request import one_line
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -374,6 +375,7 @@ def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
     """
     asked = {word for text in wanted.texts for word in words(text) if len(word) > 2}
     for name in names:
+        one_line(name, "an id")
         if "@" in name or asked & {word for word in words(name) if not word.isdigit()}:
             raise UnlearnError(
                 f"{name!r} names somebody, and as an id it would stand in the record, the ledger "

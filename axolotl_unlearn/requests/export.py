@@ -79,8 +79,9 @@ def export(
     verify(folder).require()
     place, ledger = folder, Ledger(folder.parent)
     if subject is not None:
+        known = record.read(folder)["predicate"].get("files", {})
         place = folder / "subjects" / subject
-        if f"subjects/{subject}/{record.RECORD}" not in record.read(folder)["predicate"]["files"]:
+        if f"subjects/{subject}/{record.RECORD}" not in known:
             raise fault("no-subject", f"{folder} has no subject {subject!r}; see subjects.json.")
     files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
     statement = record.parsed(place / record.RECORD, files[record.RECORD])
@@ -90,6 +91,9 @@ def export(
     received = received or date.fromisoformat(request["created"][:10])
     due = due or received + relativedelta(months=1)
     done = date.fromisoformat(request["recorded"][:10])
+    if received > min(due, done):
+        says = f"received {received}, but due {due} and done {done}; correct --received or --due."
+        raise UnlearnError(says, code="requests.dates")
     handling = Handling(
         **given,
         received=received,

@@ -28,6 +28,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     home,
     one_line,
+    plain,
     read_json,
     read_yaml,
     weights,
@@ -106,6 +107,7 @@ def write(folder: Path | str) -> Path:
         "subject": [
             {"name": name, "digest": {"sha256": digest(path)}}
             for name, path in model_files(Path(model["path"])).items()
+            if not path.is_dir()
         ],
         "predicate": _predicate(request, verdict, ledger, model),
     }
@@ -156,6 +158,8 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
     Args:
         recipient: As the record is to name it; it is no subject of the request.
     """
+    if day > date.today():
+        raise UnlearnError(f"--day {day} is yet to come.", code="requests.dates")
     known = read(folder)["predicate"].get("told", [])
     one = {"recipient": one_line(recipient, "--recipient"), "day": day.isoformat()}
     amend(folder, "told", told=[*known, one])
@@ -185,7 +189,9 @@ def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) ->
         **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
         **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in made.items()},
     }
-    replace_bytes(folder / DRAFT, canonical(statement) + b"\n")
+    raw = canonical(statement) + b"\n"
+    parsed(folder / DRAFT, raw)  # nothing is entered that cannot be read
+    replace_bytes(folder / DRAFT, raw)
     entry = digest(folder / DRAFT)
     ledger.append(event, predicate["request"]["id"], record=entry, **facts)
     _publish(folder, made)
@@ -226,7 +232,7 @@ def model_files(model: Path) -> dict[str, Path]:
     return {
         name: path
         for name, path in _below(model).items()
-        if not (path.is_dir() or name.startswith(".") or name == "README.md")
+        if not (name.startswith(".") or name == "README.md")
         and ("/" in name or path.suffix != ".sig")
     }
 
@@ -299,7 +305,7 @@ def _predicate(
         ],
         "bound": public(facts.get("bound")),
         "tries": [{name: one.get(name) for name in parts} for one in tries],
-        "earlier": read_json(folder / "eval" / "earlier.json"),
+        "earlier": _earlier(read_json(folder / "eval" / "earlier.json")),
         "attacks": _attacks(folder),
         "limits": [
             *(LIMITS if request.matched else LIMITS[1:]),
@@ -309,6 +315,17 @@ def _predicate(
         "erased": None,
         "told": [],
     }
+
+
+def _earlier(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The audit of earlier requests in numbers: the record is of this request alone."""
+    if found is None:
+        return None
+    lines, untested = found.get("lines", []), [*found["missing"], *found.get("unreadable", ())]
+    facts = {"documents": len(lines), "back": found["back"], "untested": len(untested)}
+    said = "{documents} documents of earlier requests were looked for: {back} are back"
+    said += "; {untested} requests could not be tested" if untested else ""
+    return facts | {"says": said.format(**facts) + "."}
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
@@ -377,7 +394,7 @@ def parsed(path: Path, raw: bytes) -> dict[str, Any]:
 
 def fault(kind: str, says: str) -> UnlearnError:
     """Of a record or what belongs to it."""
-    return UnlearnError(says, code=f"record.{kind}")
+    return UnlearnError(plain(says), code=f"record.{kind}")
 
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:

@@ -53,6 +53,8 @@ Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 #: Printed by `verify`: without line breaks and other control characters.
 Line = Annotated[str, AfterValidator(_one_line)]
 
+Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT[0-9:.+Z-]{5,30}$")]
+
 
 class Form(BaseModel):
     """A JSON object of one line; other keys than those named are a fault."""
@@ -130,7 +132,7 @@ _FILE = create_model(
 )
 _MODEL = _facts(digest=str | None, base=_facts(name=str, digest=str | None) | None)
 _PREDICATE = _facts(
-    request=_facts(id=Line, created=Line, recorded=Line, counts=dict[str, int], subject=(Line, "")),
+    request=_facts(id=Line, created=Time, recorded=Time, counts=dict[str, int], subject=(Line, "")),
     verdict=_facts(good=bool, status=str, reasons=list[str]),
     documents=list[_facts(document=Line, reading=Line)],
     model=_facts(before=_MODEL, after=_MODEL),

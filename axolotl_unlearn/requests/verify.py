@@ -45,7 +45,7 @@ class Verified:
     ledger: str = NOT_COMPARED
     files: str = NOT_COMPARED
     model: str = NOT_COMPARED
-    signature: str = "none"
+    signature: str = NOT_COMPARED
     says: list[str] = field(default_factory=list)
     faults: list[UnlearnError] = field(default_factory=list)
 
@@ -125,19 +125,36 @@ def _chain(ledger: Ledger, head: Mapping[str, Any] | None) -> tuple[str, str]:
 def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> tuple[str, str]:
     """The record, every other file of the request's folder, and the suppression list."""
     statement |= read(folder)
+    value, said = compare_files(folder, statement, ledger)
+    return value, "; ".join([said, *suppress.checked(folder.parent)])
+
+
+def compare_files(
+    folder: Path, statement: Mapping[str, Any], ledger: Ledger, only: tuple[str, ...] = ("",)
+) -> tuple[str, str]:
+    """Compare the files of a request with its record; the field of `Verified` and a sentence.
+
+    Args:
+        only: Beginnings of the names that are compared.
+
+    Raises:
+        UnlearnError: The first that is not as recorded.
+    """
     predicate = statement["predicate"]
     # v0.1 and v0.2 have the rows in a place of their own; v0.1 binds no other file.
     recorded = {f"data/{part}.jsonl": one for part, one in predicate.get("data", {}).items()}
     recorded |= predicate.get("files", {})
-    files = bound_files(folder)
     if "files" not in predicate:
-        files = {name: path for name, path in files.items() if name.startswith("data/")}
-    if ledger.of(folder.name)[-1]["event"] == "erasing":  # stopped before it was in the record
-        files.pop(ERASED, None)
-        recorded.pop(ERASED, None)
+        only = ("data/",) if only == ("",) else ()
+    # `erase` was stopped before it was in the record.
+    began = ledger.of(folder.name)[-1]["event"] == "erasing"
+    files, recorded = (
+        {n: one for n, one in every.items() if n.startswith(only) and not (began and n == ERASED)}
+        for every in (bound_files(folder), recorded)
+    )
 
     def fine(name: str) -> bool:
-        return name.startswith(ROWS) or _erased(ledger, folder, name)
+        return name.startswith(ROWS) or erased(ledger, folder, name)
 
     gone, uncompared = _same_files(files, recorded, folder, fine, ledger)
     said = [f"{len(recorded) - gone - uncompared} others of the request as recorded"]
@@ -145,11 +162,10 @@ def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> t
     said += [f"{uncompared} cannot be compared without ledger.key"] * bool(uncompared)
     said += ["a record of v0.1 binds rows and model alone"] * ("files" not in predicate)
     whole = not uncompared and "files" in predicate
-    said += suppress.checked(folder.parent)
     return "same" if whole else "some not compared", "; ".join(said)
 
 
-def _erased(ledger: Ledger, folder: Path, name: str) -> bool:
+def erased(ledger: Ledger, folder: Path, name: str) -> bool:
     """`request erase` has removed this file of a request, or began to."""
     entries = [entry for entry in ledger.of(folder.name) if entry["event"] == "erasing"]
     gone = {one["path"] for entry in entries for one in entry["places"] if "path" in one}
@@ -172,7 +188,7 @@ def _compare_model(
     check_base(source, base, before)
 
     def gone(file: str) -> bool:
-        return model is None and _erased(ledger, folder, f"model/{file}")
+        return model is None and erased(ledger, folder, f"model/{file}")
 
     said = compare_model(Path(facts["path"]), statement, gone)
     return "same", said + (", base too" if base else "")
