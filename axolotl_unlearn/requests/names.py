@@ -14,7 +14,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import regex
@@ -158,9 +158,8 @@ class Text:
     @cached_property
     def cased(self) -> bool:
         """Its capitals say something: there are some, and not on nearly every word."""
-        written = [
-            t.raw[0].isupper() for t in self.tokens if t.raw[0].isupper() or t.raw[0].islower()
-        ]
+        cases = [(t.raw[0].isupper(), t.raw[0].islower()) for t in self.tokens]
+        written = [upper for upper, lower in cases if upper or lower]
         few = len(written) < HEADLINE or sum(written) <= CAPITALS * len(written)
         return any(written) and few
 
@@ -229,33 +228,24 @@ class Person:
         self.given = any(c.isupper() for c in self.asked)
         self.words: set[str] = set()
         self.common: set[str] = set()
-        whole = {
-            f + m + z: len(f) for f in self.first for m in self.middle or {""} for z in self.last
-        }
-        turned = {
-            z + f + m: len(z) for f in self.first for m in self.middle or {""} for z in self.last
-        }
-        single = {} if self.first else dict.fromkeys(self.last, 0)
+        pairs, middles = [*product(self.first, self.last)], self.middle or {""}
         #: Letters -> how that is written, and where its second part begins.
-        self.glued = {form: (TURNED, at) for form, at in turned.items()}
+        self.glued = {z + f + m: (TURNED, len(z)) for f, z in pairs for m in middles}
         if self.middle:
-            self.glued |= {f + z: (SHORTER, len(f)) for f in self.first for z in self.last}
-        self.glued |= {form: (WHOLE, at) for form, at in (whole | single).items()}
-        self.users = {
-            one
-            for f in self.first
-            for z in self.last
-            for one in (f + z, z + f, f[:1] + z, z + f[:1], f + z[:1])
-            if len(one) >= LONG
-        }
+            self.glued |= {f + z: (SHORTER, len(f)) for f, z in pairs}
+        self.glued |= {f + m + z: (WHOLE, len(f)) for f, z in pairs for m in middles}
+        if not pairs:
+            self.glued = dict.fromkeys(self.last, (WHOLE, 0))
+        users = ((f + z, z + f, f[:1] + z, z + f[:1], f + z[:1]) for f, z in pairs)
+        self.users = {one for each in users for one in each if len(one) >= LONG}
 
     def may_be_in(self, texts: Sequence[Sequence[Text]]) -> bool:
-        parts = self.first | self.last
+        """No part of it is in another text, whatever is between its letters."""
+        every, parts = [text for readings in texts for text in readings], self.first | self.last
         return any(
             any(part in text.compact for part in parts)
             or (text.strange if self.latin else bool(_LATIN.search(text.shown)))
-            for readings in texts
-            for text in readings
+            for text in every
         )
 
     def learn(self, texts: Iterable[Text]) -> None:
@@ -283,10 +273,8 @@ class Person:
                 yield Hit(ADDRESS, local)
             elif plain.rstrip("0123456789") in self.users:
                 yield Hit(USER, local)
-        for first, last, how in self._whole(text):
-            yield Hit(how, text.passage(first, last))
         more = (*self._parts(text), *self._alike(text)) if self.first else self._transcribed(text)
-        for first, last, how in more:
+        for first, last, how in (*self._whole(text), *more):
             yield Hit(how, text.passage(first, last))
         if "\ufffd" in text.shown and (lost := self._lost(text)):
             yield Hit(LOST, lost)
