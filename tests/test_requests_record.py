@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from browser import hostile, needs_chromium, title_in_browser
@@ -364,3 +366,20 @@ def test_it_is_of_this_request_alone(tmp_path):
     with fails("record.unreadable"):
         amend(folder, "noted", request={"id": "1\nledger: whole"})
     assert verify(folder).require().files == "same"
+
+
+def test_two_at_once_lose_nothing_and_a_copy_changes_nothing(folder):
+    """The recipient whom one of two commands named was lost; a copy of the record beside it made
+    `verify` remove its signature."""
+    code = (
+        "import sys, datetime; from axolotl_unlearn.requests.record import told\n"
+        "for n in range(5): told(sys.argv[1], f'{sys.argv[2]}{n}', datetime.date(2026, 11, 20))"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(folder), who]) for who in "ab"]
+    assert [run.wait() for run in runs] == [0, 0]
+    told = {one["recipient"] for one in read(folder)["predicate"]["told"]}
+    assert told == {f"{who}{n}" for who in "ab" for n in range(5)}
+    (folder / "record.json.sig").write_bytes(b"signed")
+    shutil.copy(folder / "record.json", folder / "record.json.next")
+    verify(folder).require()
+    assert (folder / "record.json.sig").exists()

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import locked
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests import pages
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
@@ -160,9 +161,8 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
     """
     if day > date.today():
         raise UnlearnError(f"--day {day} is yet to come.", code="requests.dates")
-    known = read(folder)["predicate"].get("told", [])
     one = {"recipient": one_line(recipient, "--recipient"), "day": day.isoformat()}
-    amend(folder, "told", told=[*known, one])
+    _amend(folder, "told", lambda predicate: {"told": [*predicate.get("told", []), one]})
 
 
 def amend(folder: Path | str, event: str, **parts: Any) -> None:
@@ -170,9 +170,14 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
 
     The record before stays provable: its digest is in the ledger.
     """
-    statement = read(folder)
-    statement["predicate"] |= parts
-    _enter(home(folder), event, statement)
+    _amend(folder, event, lambda predicate: parts)
+
+
+def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str, Any]]) -> None:
+    with locked(home(folder)):  # of two at once each would lose what the other has added
+        statement = read(folder)
+        statement["predicate"] |= change(statement["predicate"])
+        _enter(home(folder), event, statement)
 
 
 def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
@@ -367,7 +372,8 @@ def read(folder: Path | str) -> dict[str, Any]:
             f"{ledger.path} does not know request {folder.name!r}; finish "
             f"`axolotl-unlearn request run {folder}`.",
         )
-    if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
+    there = path.is_file() and digest(path) == entry["record"]
+    if not there and draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
     if not path.is_file():
         raise fault("missing", f"{path} is missing; restore it from a copy.")
