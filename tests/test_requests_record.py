@@ -383,3 +383,14 @@ def test_two_at_once_lose_nothing_and_a_copy_changes_nothing(folder):
     shutil.copy(folder / "record.json", folder / "record.json.next")
     verify(folder).require()
     assert (folder / "record.json.sig").exists()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"before": 7}, {"before": {}}, {"counts": None}, {"id": "1\nx"}, {"schema": 2}]
+)
+def test_what_is_no_request_is_one_sentence(folder, facts):
+    """Some were a KeyError of `request list`."""
+    path = folder / "request.json"
+    write_json(path, json.loads(path.read_text()) | facts)
+    done = CliRunner().invoke(unlearn, ["request", "list", str(folder.parent)])
+    assert done.exit_code == 2 and "is not of this version" in done.output

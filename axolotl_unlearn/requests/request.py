@@ -58,18 +58,19 @@ class Request:
             raise UnlearnError(
                 f"{path} cannot be read; make the request again.", code="requests.unreadable"
             ) from None
-        if isinstance(facts, dict) and isinstance(
-            facts.get("after"), dict
-        ):  # that of a record v0.1
-            facts.setdefault("adapter", facts["after"].get("adapter") is not None)
-        needed = {"id", "before", "adapter"}
-        if not isinstance(facts, dict) or facts.get("schema") != SCHEMA or needed - set(facts):
-            raise UnlearnError(
-                f"{path} is not of this version; make the request again.", code="requests.version"
-            )
+        try:
+            if "after" in facts:  # that of a record v0.1
+                facts.setdefault("adapter", facts["after"]["adapter"] is not None)
+            before, _, _ = facts["before"], facts["adapter"], facts["counts"]["forget"]
+            texts = [facts["id"], before["model"], before["adapter"] or ""]
+            sound = facts["schema"] == SCHEMA and all(plain(one) == one for one in texts)
+        except (KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            says = f"{path} is not of this version; make the request again."
+            raise UnlearnError(says, code="requests.version")
         request = cls(Path(folder), facts)
         if not request.at_home and request.root.is_dir():
-            before = facts["before"]
             for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
                 if holder.get(key) and (place := request.root / holder[key]).exists():
                     holder[key] = str(place)
