@@ -225,8 +225,6 @@ def _cost(cost: Any) -> Iterator[str]:
         return
     memory = decimal(cost.bytes) if cost.bytes else "unknown"
     yield f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}"
-    if cost.measuring:
-        yield f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request"
 
 
 @command.command("run")

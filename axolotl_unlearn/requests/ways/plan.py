@@ -35,8 +35,7 @@ class Cost:
     """Of one way.
 
     Attributes:
-        seconds: Of its trainings; ``by``: measured or estimated. ``measuring``: of the tests after
-            it, if an earlier request took this way.
+        seconds: Of its trainings; ``by``: measured or estimated.
         bytes: Of memory, at least; None where the model's files are not here.
         reads: Rows read, each pass counted.
         closed: Why it is not open to the request; then nothing else is known.
@@ -46,7 +45,6 @@ class Cost:
     shows: str
     seconds: float | None = None
     by: str = ""
-    measuring: float | None = None
     bytes: int | None = None
     reads: float | None = None
     closed: str = ""
@@ -54,14 +52,13 @@ class Cost:
 
 def plan(request: Request) -> list[Cost]:
     """What each way would cost; writes nothing."""
-    records = list(_records(request))
-    known = list(_trainings(request, records))
+    known = list(_trainings(request))
     if rows := sum(reads for reads, _ in known):
         each = max(0.0, sum(seconds for _, seconds in known) - START * len(known)) / rows
         by = f"{len(known)} earlier training{'s' * (len(known) > 1)}"
     else:
         each, by = _each(request), "estimated"
-    return [_cost(way, request, each, by, records) for way in WAYS]
+    return [_cost(way, request, each, by) for way in WAYS]
 
 
 def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
@@ -82,7 +79,7 @@ def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
     )
 
 
-def _cost(name: str, request: Request, each: float, by: str, records: list[dict[str, Any]]) -> Cost:
+def _cost(name: str, request: Request, each: float, by: str) -> Cost:
     from axolotl_unlearn.checks.estimate import memory
     from axolotl_unlearn.config import parse_unlearn
 
@@ -91,7 +88,6 @@ def _cost(name: str, request: Request, each: float, by: str, records: list[dict[
         reads = way.reads(request)
     except UnlearnError as error:
         return Cost(name, way.SHOWS, closed=str(error))
-    measured = [r["seconds"].get("measure") for r in records if r["way"]["way"] == name]
     config = read_config(request.path("finetune.yml" if way.EXACT else "forget.yml"))
     block = parse_unlearn({} if way.EXACT else config.get("unlearn") or {})
     return Cost(
@@ -99,7 +95,6 @@ def _cost(name: str, request: Request, each: float, by: str, records: list[dict[
         way.SHOWS,
         round(sum(START + each * one for one in reads), 1),
         by,
-        next(filter(None, reversed(measured)), None),
         memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),
         sum(reads),
     )
@@ -111,10 +106,10 @@ def whole(request: Request) -> float:
     return float(trained * passes(read_config(request.path("finetune.yml")), trained))
 
 
-def _trainings(request: Request, records: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+def _trainings(request: Request) -> Iterator[tuple[float, float]]:
     """(rows read, seconds) of trainings of this base that were measured."""
     trained = request.facts["counts"]["trained"]
-    for record in records:
+    for record in _records(request):
         if record["way"]["way"] == "retrain" and (seconds := record["seconds"].get("retrain")):
             yield record["way"]["rows"]["trained"] * whole(request) / trained, seconds
     config = read_config(request.path("finetune.yml"))
