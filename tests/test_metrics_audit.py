@@ -108,7 +108,7 @@ def test_an_answer_that_is_likely_counts_as_said():
 def test_the_summary_counts():
     counts = summary_of(audit(model(b=1.0, said=(True, False))), 99)
     assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 0)  # q .03
-    assert counts["smallest_p"] == 0.01 and sum(counts["readings"].values()) == 4
+    assert sum(counts["readings"].values()) == 4
 
 
 def test_nothing_to_test_is_no_error():
@@ -182,6 +182,5 @@ def test_the_resolution_is_said(nonmembers, kinds, fewest):
     first step that it reaches; with ten, p is 2 / 11 and no step does."""
     line = {"p": 0.5, "told": False, "reading": "not told"}
     found = summary_of([line] * 80, nonmembers, kinds)
-    assert found["fewest_told"] == fewest
     word = "not even all 80" if fewest is None else f"at least {fewest} must"
     assert word in found["resolution"]

@@ -14,19 +14,15 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from axolotl_unlearn.metrics.intervals import (
-    Area,
-    Mean,
+    Difference,
     Scores,
     area_of,
     auc,
-    auc_gap,
-    auc_interval,
     harmonic_mean,
     holm,
     ideal_membership,
     intraclass_correlation,
     mean_of,
-    paired_difference,
 )
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
@@ -103,7 +99,7 @@ def test_the_interval_covers_whatever_the_clusters(layout, alike):
         low, high = mean_of((drawn() > 0.5).astype(float), names.tolist()).interval()
         held += low <= stats.norm.sf(0.5) <= high
         sides = names.tolist(), (names + 1000).tolist()
-        low, high = auc_interval(drawn() + 0.5, drawn(), clusters=sides)
+        low, high = area_of(drawn() + 0.5, drawn(), sides).interval()
         areas += low <= area <= high
     assert min(held, areas) / 300 > 0.92
 
@@ -112,7 +108,7 @@ def test_composites_follow_by_the_chain_rule():
     """Slopes of the harmonic mean of .5 and .8, H = .6154: H^2 / 2 / x^2."""
     rng = np.random.default_rng(4)
     a, b = rng.beta(5, 5, 60), rng.beta(8, 2, 50)
-    cells = {"forget_a": Mean(a, range(60)), "forget_b": Mean(b, range(100, 150))}
+    cells = {"forget_a": mean_of(a, range(60)), "forget_b": mean_of(b, range(100, 150))}
     found = Scores(cells).estimates["forget"]
     value = stdlib.harmonic_mean([a.mean(), b.mean()])
     slopes = value**2 / 2 / np.array([a.mean(), b.mean()]) ** 2
@@ -132,11 +128,13 @@ def test_all_scores_have_intervals_that_hold_them():
     rng = np.random.default_rng(6)
 
     def cell(side, share):
-        return Mean((rng.random(9) < share).astype(float), [(side, i) for i in range(9)])
+        return mean_of((rng.random(9) < share).astype(float), [(side, i) for i in range(9)])
 
     shares = {"a": 0.9, "b": 1.1, "c": 0.5}
     cells = {f"{s}_{name}": cell(s, x) for s in ("forget", "retain") for name, x in shares.items()}
-    scores = Scores(cells, Area(rng.random(30), rng.random(30)), Mean([1.0] * 9 + [0.0], range(10)))
+    scores = Scores(
+        cells, area_of(rng.random(30), rng.random(30)), mean_of([1.0] * 9 + [0.0], range(10))
+    )
     ends = scores.intervals()
     assert {"forget", "retain", "task_aggregate", "mia_auc", "mia_score", "aggregate"} <= set(ends)
     for name, one in scores.estimates.items():
@@ -147,7 +145,7 @@ def test_all_scores_have_intervals_that_hold_them():
     )
     assert "aggregate" not in Scores(cells).intervals()
     # A cell at 0 is not certain: the mean may be what the upper ends give.
-    one, other = Mean([0.0] * 9, range(9)), Mean([1.0] * 9, range(9, 18))
+    one, other = mean_of([0.0] * 9, range(9)), mean_of([1.0] * 9, range(9, 18))
     zero = Scores({"forget_a": one, "forget_b": other})
     low, high = zero.intervals()["forget"]
     assert low == 0 and high == pytest.approx(stdlib.harmonic_mean([1 - 0.025 ** (1 / 9), 1]))
@@ -158,7 +156,7 @@ def test_the_composite_interval_covers():
     truth, held = stdlib.harmonic_mean([0.6, 0.9]), 0
     for _ in range(300):
         cells = {
-            name: Mean((rng.random(40) < share).astype(float), [(name, i) for i in range(40)])
+            name: mean_of((rng.random(40) < share).astype(float), [(name, i) for i in range(40)])
             for name, share in (("forget_a", 0.6), ("forget_b", 0.9))
         }
         low, high = Scores(cells).intervals()["forget"]
@@ -173,17 +171,21 @@ def test_harmonic_mean_is_zero_with_any_zero():
 
 def test_a_paired_difference_sees_what_an_unpaired_one_does_not():
     """b = a + .1 on every document: nothing varies, and 50 signs agree."""
+
+    def paired(first, second):
+        return Difference.of(mean_of(first).minus(mean_of(second)))
+
     rng = np.random.default_rng(9)
     a = rng.random(50)
-    gap = paired_difference(Mean(a, range(50)), Mean(a + 0.1, range(50)))
+    gap = paired(a, a + 0.1)
     assert gap.value == pytest.approx(-0.1) and gap.significant
-    noise = paired_difference(Mean(a, range(50)), Mean(rng.permutation(a), range(50)))
+    noise = paired(a, rng.permutation(a))
     assert noise.value == pytest.approx(0) and not noise.significant and noise.p > 0.5
     one = rng.random(60), rng.random(60)
-    found = paired_difference(Mean(one[0], range(60)), Mean(one[1], range(60)))
+    found = paired(*one)
     assert found.p == pytest.approx(stats.ttest_rel(*one).pvalue)
     with pytest.raises(ValueError, match="same documents"):
-        paired_difference(Mean([1, 0], ["a", "b"]), Mean([1, 0], ["a", "c"]))
+        mean_of([1, 0], ["a", "b"]).minus(mean_of([1, 0], ["a", "c"]))
 
 
 def test_few_documents_never_say_more_than_their_signs():
@@ -202,8 +204,12 @@ def test_documents_that_never_differ_leave_room():
 
 
 def test_differences_are_corrected_for_their_number():
-    first = Scores({"forget_a": Mean([1, 0.9, 0.8], "abc"), "forget_b": Mean([0.5] * 3, "abc")})
-    second = Scores({"forget_a": Mean([0, 0.1, 0.2], "abc"), "forget_b": Mean([0.5] * 3, "abc")})
+    first = Scores(
+        {"forget_a": mean_of([1, 0.9, 0.8], "abc"), "forget_b": mean_of([0.5] * 3, "abc")}
+    )
+    second = Scores(
+        {"forget_a": mean_of([0, 0.1, 0.2], "abc"), "forget_b": mean_of([0.5] * 3, "abc")}
+    )
     gaps = first.differences(second)
     assert gaps["forget_b"].p == 1 and gaps["forget_a"].value == pytest.approx(0.8)
     assert gaps["forget_a"].p == 1  # .25 times four scores: two cells, forget, Task Aggregate
@@ -220,11 +226,11 @@ def test_auc_agrees_with_scikit_learn_and_is_symmetric(members, others):
 
 @given(numbers, numbers, st.randoms())
 def test_auc_does_not_depend_on_order(members, others, random):
-    value, bounds = auc(members, others), auc_interval(members, others)
+    value, bounds = auc(members, others), area_of(members, others).interval()
     random.shuffle(members)
     random.shuffle(others)
     assert auc(members, others) == pytest.approx(value, abs=1e-12)
-    assert auc_interval(members, others) == pytest.approx(bounds, abs=1e-9)
+    assert area_of(members, others).interval() == pytest.approx(bounds, abs=1e-9)
 
 
 def delong_by_pairs(members, others) -> tuple[float, float]:
@@ -247,19 +253,19 @@ def test_delong_equals_the_formula_over_all_pairs(members, others):
 
 def test_perfect_separation_keeps_an_honest_bound():
     """.025^(1/20) = .8316."""
-    low, high = auc_interval(range(100, 120), range(40))
+    low, high = area_of(range(100, 120), range(40)).interval()
     assert (low, high) == pytest.approx((0.8316, 1.0), abs=1e-4)
-    assert auc_interval(range(40), range(100, 120)) == pytest.approx((0.0, 1 - low))
+    assert area_of(range(40), range(100, 120)).interval() == pytest.approx((0.0, 1 - low))
 
 
 def test_auc_difference_uses_the_covariance():
     """The same scores twice: 30 texts leave 1 - .025 ** (1 / 30). Against pairs: var = a' C a."""
     rng = np.random.default_rng(11)
     members, others = rng.normal(1, 1, 30), rng.normal(0, 1, 40)
-    same = auc_gap((members, others), (members * 2, others * 2))
+    same = area_of(members, others).minus(area_of(members * 2, others * 2))
     assert (same.value, same.half(), same.p) == (0, pytest.approx(1 - 0.025 ** (1 / 30)), 1)
     noisy = (members + rng.normal(0, 1, 30), others + rng.normal(0, 1, 40))
-    gap = auc_gap((members, others), noisy)
+    gap = area_of(members, others).minus(area_of(*noisy))
     psi = [np.greater.outer(m, o).astype(float) for m, o in ((members, others), noisy)]
     d = psi[0] - psi[1]
     error = math.sqrt(d.mean(1).var(ddof=1) / 30 + d.mean(0).var(ddof=1) / 40)
@@ -297,10 +303,10 @@ def test_one_cluster_and_equal_scores_say_nothing():
     """They were certain: an interval of no width."""
     scores = np.arange(20.0), np.arange(20.0) + 0.5
     one = (["a"] * 20, list(range(20)))
-    assert auc_interval(*scores, clusters=one) == (0, 1)
-    gap = auc_gap(scores, (scores[1], scores[0]), one)
+    assert area_of(*scores, one).interval() == (0, 1)
+    gap = area_of(*scores, one).minus(area_of(*(scores[1], scores[0]), one))
     assert gap.half() == 1 and gap.p == 1 and gap.margin_p(0.1) == 1
-    assert auc_interval([1.0] * 20, [1.0] * 20) == (0, 1)
+    assert area_of([1.0] * 20, [1.0] * 20).interval() == (0, 1)
 
 
 def test_the_margin_test_agrees_with_the_interval():
@@ -309,7 +315,7 @@ def test_the_margin_test_agrees_with_the_interval():
     outcomes = set()
     for _ in range(40):
         first = rng.normal(0, 1, 60), rng.normal(0, 1, 60)
-        gap = auc_gap(first, tuple(x + rng.normal(0, 0.5, 60) for x in first))
+        gap = area_of(*first).minus(area_of(*(x + rng.normal(0, 0.5, 60) for x in first)))
         inside = abs(gap.value) + gap.half(0.9) < 0.1
         assert (gap.margin_p(0.1) < 0.05) == inside
         outcomes.add(inside)

@@ -26,7 +26,6 @@ from axolotl_unlearn.metrics.verdict import (
     CRITERIA,
     GOOD,
     STATUSES,
-    THRESHOLDS,
     bars,
     can_be_good,
     judge,
@@ -181,7 +180,6 @@ def test_a_model_without_fault_is_good_and_says_on_what_it_rests():
     assert found.good and found.worst is None and found.against == "retrained"
     assert {f.outcome for f in found.findings} == {"pass"}
     assert "the retrained model's" in found.sentence and "No attack" in found.sentence
-    assert json.loads(json.dumps(found.to_json()))["status"] == "good"
     assert found.outcome == "shown" and len(CRITERIA) == 9 and len(STATUSES) == 5
     alone = judge(entry())
     assert alone.good and alone.against == "chance" and "stays open" in alone.sentence
@@ -372,11 +370,11 @@ def members_file(*p_values, attack="membership", **more):
     return {"attack": attack, "title": "On membership", "model": "model", "tests": tests, **more}
 
 
-def views_file(p=0.5, low=-0.02):
-    view = {"title": "hidden states", "auc": 0.5, "control": 0.5, "told": {"auc": 0.5, "p": p}}
-    view["difference"] = {"value": 0.0, "low": low, "high": 0.02}
-    return {"attack": "inside", "title": "Inside", "model": "model",
-            "views": {"states": view, "gradients": copy.deepcopy(view)}}  # fmt: skip
+def inside_file(p=0.5, low=-0.02):
+    made = members_file(p, p, attack="inside")
+    for one in made["tests"].values():
+        one |= {"control": 0.7, "difference": {"value": 0.0, "low": low, "high": 0.02}}
+    return made
 
 
 GONE_DOCUMENT = {f"d{i}": {"p": 1e-6 if not i else 0.5, "side": "under"} for i in range(9)}
@@ -397,9 +395,13 @@ FILES = {
     "one could not be made": (members_file(0.5, missing=["icp"]), "open"),
     "a document told": (members_file(0.5, documents=GONE_DOCUMENT), "fail"),
     "inside without its control": (members_file(0.5, attack="inside"), "open"),
-    "views alike": (views_file(), "pass"),
-    "views that tell": (views_file(p=0.0001), "fail"),
-    "views not shown alike": (views_file(low=-0.2), "open"),
+    "inside alike": (inside_file(), "pass"),
+    "inside, told": (inside_file(p=0.0001), "fail"),
+    "inside not shown alike": (inside_file(low=-0.2), "open"),
+    "an older look inside": (
+        {"attack": "inside", "model": "model", "views": {"states": {}}},
+        "open",
+    ),
     "half a file": ({"attack": "relearn", "model": "model", "rows": [{"gain": None}]}, "open"),
     "an empty file": ({"attack": "relearn", "model": "model"}, "open"),
     "nothing made": (members_file(), "open"),
@@ -453,13 +455,13 @@ some_p = st.floats(0, 1)
 @st.composite
 def evidence(draw):
     """A file, or a score of the same texts, that may speak for or against the model."""
-    kind = draw(st.sampled_from(["tests", "rows", "views", "score"]))
+    kind = draw(st.sampled_from(["tests", "rows", "inside", "score"]))
     if kind == "tests":
         return members_file(*draw(st.lists(some_p, min_size=1, max_size=40)))
     if kind == "rows":
         return attack(*draw(st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1)))
-    if kind == "views":
-        return views_file(draw(some_p), draw(st.floats(-0.5, 0)))
+    if kind == "inside":
+        return inside_file(draw(some_p), draw(st.floats(-0.5, 0)))
     return draw(st.floats(-2, 2))
 
 
@@ -515,7 +517,7 @@ def test_the_order_of_rows_changes_nothing(seed, name):
     models = three()
     if name:
         SPOILS[name][0](*models)
-    before = judge(models[2], *models[:2]).to_json()
+    before = judge(models[2], *models[:2])
     rng = np.random.default_rng(seed)
     orders = {"member": rng.permutation(200), "nonmember": rng.permutation(200)}
     forget = rng.permutation(80)
@@ -531,8 +533,8 @@ def test_the_order_of_rows_changes_nothing(seed, name):
         for key, values in one["extraction"].items():
             if isinstance(values, list):
                 one["extraction"][key] = [values[i] for i in forget]
-    after = judge(models[2], *models[:2]).to_json()
-    assert after["status"] == before["status"] and after["sentence"] == before["sentence"]
+    after = judge(models[2], *models[:2])
+    assert (after.status, after.sentence) == (before.status, before.sentence)
 
 
 def parts(value, way=()):
@@ -588,7 +590,7 @@ def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
 
 
 @pytest.mark.parametrize(
-    "file", [members_file(0.0001, 0.0001), views_file(p=0.0001), attack((0.3, 0.3), (0.3, 0.3))]
+    "file", [members_file(0.0001, 0.0001), inside_file(p=0.0001), attack((0.3, 0.3), (0.3, 0.3))]
 )
 def test_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(file):
     """Every part, but a name changed to another's, which nobody can see."""
@@ -664,10 +666,6 @@ def test_few_documents_are_said_before():
     table = json.loads(path.read_text("utf-8"))["tables"]["whole"]["rows"]
     for documents, guessed, rate, *_ in table:
         assert float(rate) == pytest.approx(GOOD[int(documents)], abs=0.1), (documents, guessed)
-
-
-def test_every_threshold_says_why():
-    assert all(len(one.reason) > 20 for one in THRESHOLDS.values())
 
 
 def test_the_worked_example_of_the_page_is_as_it_appears(capsys):

@@ -100,7 +100,7 @@ def test_verdicts_of_doubtful_models_never_say_good(name):
     [
         ("ascent", {"aggregate": 0.4}, ("are broken", "97 % of outputs repeat one token")),
         ("over", {"utility": 0.6}, ("utility 0.60", "0.75 is asked", "are broken")),
-        ("merged", {"utility": None}, ("utility cannot be judged", "does not show it")),
+        ("merged", {"utility": None}, ("utility was not measured", "does not show it")),
     ],
 )
 def test_the_sentence_names_what_decided(name, change, words):

@@ -21,7 +21,7 @@ from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
-from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm, smallest_difference
+from axolotl_unlearn.metrics.intervals import LEVEL, Difference, area_of, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
@@ -111,8 +111,9 @@ def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[
 def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict[str, Any]:
     row = _figures(by_rank(*pairs[0], clusters))
     if pairs[1:]:
-        gap = auc_gap(*pairs, clusters)
-        row |= _against(by_rank(*pairs[1], clusters).auc, gap.value, gap.interval(LEVEL), gap.p)
+        control = area_of(*pairs[1], clusters)
+        gap = Difference.of(area_of(*pairs[0], clusters).minus(control))
+        row |= _against(control.value, gap.value, (gap.low, gap.high), gap.p)
     return row
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
-from axolotl_unlearn.metrics.intervals import Mean, mean_interval, paired_difference
+from axolotl_unlearn.metrics.intervals import Difference, Estimate, mean_of
 from axolotl_unlearn.metrics.semeval import any_script_recall
 from axolotl_unlearn.metrics.words import contains_answer
 
@@ -64,8 +64,8 @@ class Scores:
     recalled: list[float]
     probability: list[float]
 
-    def mean(self, measure: str) -> Mean:
-        return Mean(getattr(self, measure), self.documents)
+    def mean(self, measure: str) -> Estimate:
+        return mean_of(getattr(self, measure), self.documents)
 
     def only(self, ids: Sequence[str]) -> Scores:
         """These probes alone, in this order."""
@@ -78,15 +78,15 @@ class Scores:
         report: dict[str, Any] = {"n": len(self.ids), "documents": len(set(self.documents))}
         for measure in MEASURES:
             score = self.mean(measure)
-            low, high = mean_interval(score)
-            report[measure] = {"value": float(np.mean(score.values)), "low": low, "high": high}
+            low, high = score.interval()
+            report[measure] = {"value": score.value, "low": low, "high": high}
         return report
 
     def minus(self, other: Scores) -> dict[str, dict[str, float]]:
         """Paired difference to ``other`` over the common probes, measure by measure."""
         ids = sorted(set(self.ids) & set(other.ids))
         first, second = self.only(ids), other.only(ids)
-        gaps = {m: paired_difference(first.mean(m), second.mean(m)) for m in MEASURES}
+        gaps = {m: Difference.of(first.mean(m).minus(second.mean(m))) for m in MEASURES}
         return {
             m: {n: getattr(g, n) for n in ("value", "low", "high", "p")} for m, g in gaps.items()
         }

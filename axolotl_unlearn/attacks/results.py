@@ -12,7 +12,7 @@ from axolotl_unlearn.attacks.target import AttackTarget, bound_to
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.sets import data_digests
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain, wrecks
+from axolotl_unlearn.metrics.verdict.criteria import ALPHA, strongest_gain, wrecks
 from axolotl_unlearn.store import Store, content_key, versions
 
 SCHEMA = 1
@@ -160,7 +160,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     row, gain, p, controlled = strongest_gain(result["rows"])
     figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""
-    if p >= THRESHOLDS["alpha"].value:
+    if p >= ALPHA:
         text = f"{result['title']} brings nothing back that can be told from chance"
         text += f" (most with {row['variant']}: {figures}{than}, p {p:.3f}"
     else:
@@ -170,7 +170,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     text += f", corrected for {variants} variants)" if variants > 1 else ")"
     if not controlled:
         text += "; without a control model that never saw them, part of it may be guessing"
-    if wrecks(result) and p >= THRESHOLDS["alpha"].value:
+    if wrecks(result) and p >= ALPHA:
         text += (
             ". It shows nothing: the training itself did away with more than half of what was "
             "recalled before; lower --lr"

@@ -17,11 +17,11 @@ from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import audit, summary_of
-from axolotl_unlearn.metrics.intervals import Area, Mean
+from axolotl_unlearn.metrics.intervals import area_of, mean_of
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
 from axolotl_unlearn.metrics.results import Model, read
-from axolotl_unlearn.metrics.verdict import THRESHOLDS
+from axolotl_unlearn.metrics.verdict.criteria import ANY_SCRIPT
 
 if TYPE_CHECKING:
     from axolotl_unlearn.evaluation.measurement import Measured, Settings
@@ -156,7 +156,7 @@ def _any_script(
     if not measured.any_script:
         return {"any_script": {}}
     values = measured.values | measured.any_script
-    limit, official = THRESHOLDS["any_script"].value, _cells(measured.values, sets)[0]
+    limit, official = ANY_SCRIPT, _cells(measured.values, sets)[0]
     known = {name: v for name, v in _cells(values, sets)[0].items() if v is not None}
     off = {name: v for name, v in known.items() if abs(v - official[name]) >= limit}
     if not off:
@@ -200,7 +200,7 @@ def _auc_bounds(measured: Measured, sets: EvaluationSets) -> tuple[float, float]
     nonmembers = [-value for value in measured.nonmember_loss]
     if min(len(members), len(nonmembers)) < 2:
         return (0.0, 1.0)
-    return metrics.auc_interval(members, nonmembers, clusters=text_clusters(sets))
+    return metrics.area_of(members, nonmembers, text_clusters(sets)).interval()
 
 
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
@@ -214,7 +214,7 @@ def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
         values.append(1 - value if row.side == "forget" else value)
         author = row.record.author
         clusters.append(("author", author) if author else (row.side, row.record.document))
-    cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
+    cells = {name: mean_of(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
     if measured.member_loss and measured.nonmember_loss:
         losses = (measured.member_loss, measured.nonmember_loss)
@@ -224,11 +224,11 @@ def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
             [("author", a) if (a := author_of(x)) else (side, document_id(n)) for n, x in texts]
             for side, texts in sides
         )
-        membership = Area(*([-value for value in side] for side in losses), clusters)
+        membership = area_of(*([-value for value in side] for side in losses), clusters)
     utility = None
     if measured.options:
         questions = [("utility", number) for number in range(len(measured.options))]
-        utility = Mean([float(value) for value in measured.options], questions)
+        utility = mean_of([float(value) for value in measured.options], questions)
     return metrics.Scores(cells, membership, utility)
 
 
@@ -253,14 +253,14 @@ def _membership(
     shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
     count = len(measured.member_loss)
     warning = lab.blind_sentence(blind)
-    bounds = {name: metrics.auc_interval(*pair, clusters=clusters) for name, pair in pairs.items()}
+    bounds = {name: metrics.area_of(*pair, clusters).interval() for name, pair in pairs.items()}
     return {
         "attacks": {
             name: {"auc": metrics.auc(*pair), "interval": bounds[name]}
             for name, pair in pairs.items()
         },
         "tpr": {
-            fpr: {"value": share, "interval": lab.share_interval(round(share * count), count)}
+            fpr: {"value": share, "interval": metrics.share_of(round(share * count), count)}
             for fpr, share in shares.items()
         },
         "blind": {name: asdict(one) for name, one in blind.items()},

@@ -105,10 +105,9 @@ def audit(
     """
     texts, rows = _by_document(model)
     tested = _tested(model, retrained)
-    others = [None if one is None else (one, *_by_document(one)) for one in (original, retrained)]
+    others = [one and (one, *_by_document(one)) for one in (original, retrained)]
     theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
-    common = usual(model.held)
-    least = unlikely(theirs.values())
+    common, least, alone = usual(model.held), unlikely(theirs.values()), retrained is None
     lines = []
     for name in dict.fromkeys((*rows, *texts)):
         own, mine = texts.get(name, []), rows.get(name, [])
@@ -121,29 +120,26 @@ def audit(
             {"id": row.id, "extraction_strength": row.strength, "answer_said": row.said}
             for row in mine
         ]
-        known = retrained is None
+        bases = {row: common if alone else theirs.get(row.id) for row in (*mine, *own)}
         line["recited"] = any(
-            recites(row, common if known else {f: getattr(theirs[row.id], f) for f in FIGURES}, n)
-            for each, n in ((mine, RECITED_TOKENS), (own, 2 * RECITED_TOKENS))
-            for row in each
-            if known or row.id in theirs
-        )
-        said = {row: _excess(row, theirs, known, least) for row in mine}
+            recites(row, base if alone else {f: getattr(base, f) for f in FIGURES},
+                    RECITED_TOKENS * (1 + row.member))
+            for row, base in bases.items() if base is not None
+        )  # fmt: skip
+        said = {row: _excess(row, theirs, alone, least) for row in mine}
         line["said"] = max(said.values(), default=0)
-        sure = (row.logp is not None and row.logp >= SURE for row, grade in said.items() if grade)
-        line["sure"] = any(sure)
-        if line["recited"]:
-            line["reading"] = "recited"
-        elif line["said"] == 2:
-            line["reading"] = "still said"
-        elif line["told"]:
-            line["reading"] = "still known" if side == "under" else "pushed away"
-        elif line["said"] == 1:
-            line["reading"] = "may be guessed"
-        elif p is None:
-            line["reading"] = "not said" if line["answers"] else "not measured"
-        else:
-            line["reading"] = "not told"
+        line["sure"] = any(row.logp is not None and row.logp >= SURE for row in mine if said[row])
+        kinds = {
+            "recited": line["recited"],
+            "still said": line["said"] == 2,
+            "still known": line["told"] and side == "under",
+            "pushed away": line["told"],
+            "may be guessed": line["said"] == 1,
+            "not told": p is not None,
+            "not said": line["answers"],
+            "not measured": True,
+        }
+        line["reading"] = next(reading for reading in READINGS if kinds[reading])
         lines.append(line)
     return sorted(lines, key=_badness)
 
@@ -261,31 +257,26 @@ def with_attacks(
 def summary_of(
     lines: Sequence[Mapping[str, Any]], nonmembers: int, kinds: int = 1
 ) -> dict[str, Any]:
-    """Counts by reading, and what chance explains.
+    """Counts by reading, and a sentence on what chance explains.
 
     Args:
         kinds: Of p-values of which the smallest counts: 2 with the learned attack.
     """
-    tested = [line for line in lines if line["p"] is not None]
-    smallest = kinds / (nonmembers + 1)
+    tested, smallest = [line for line in lines if line["p"] is not None], kinds / (nonmembers + 1)
     # Benjamini and Hochberg: k documents are told together by p-values of RATE * k / N.
-    fewest = math.ceil(len(tested) * smallest / RATE - 1e-9) if tested else 0
+    fewest = max(1, math.ceil(len(tested) * smallest / RATE - 1e-9))
     says = f"With {nonmembers} non-members no p-value is below {smallest:.3g}: "
     if not tested:
         says = "Membership of single documents was not tested."
     elif fewest > len(tested):
         says += f"not even all {len(tested)} documents together could be told by their scores."
     else:
-        says += f"of {len(tested)} documents at least {max(1, fewest)} must stand out together to "
-        says += "be told by their scores."
+        says += f"of {len(tested)} documents at least {fewest} must stand out together to be told "
+        says += "by their scores."
     return {
         "resolution": says,
-        "fewest_told": fewest if fewest <= len(tested) else None,
         "documents": len(lines),
         "tested": len(tested),
         "told": sum(bool(line["told"]) for line in tested),
-        "expected": RATE * len(tested),
-        "rate": RATE,
-        "smallest_p": smallest,
         "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
     }

@@ -14,6 +14,7 @@ Shape letters: G clusters, N members, M non-members, K models.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, norm, t
+from scipy.stats import beta, binomtest, norm, t
 
 LEVEL = 0.95
 
@@ -112,9 +113,15 @@ class Estimate:
         return float(t.sf((margin - abs(self.value)) / self.error, self.df))
 
     def minus(self, other: Estimate | float) -> Estimate:
-        """The paired difference."""
+        """The paired difference of two models over the same documents.
+
+        Raises:
+            ValueError: The documents differ: then nothing is paired.
+        """
         if isinstance(other, (int, float)):
             return replace(self, value=self.value - other)
+        if self.plain and self.parts.keys() != other.parts.keys():
+            raise ValueError("the two scores are not over the same documents: evaluate both again.")
         gap = composed(self.value - other.value, [(1.0, self), (-1.0, other)])
         # What no row shows of a difference are rows in which the two differ.
         return replace(gap, extra=max(self.extra, other.extra), plain=self.plain and other.plain)
@@ -154,23 +161,42 @@ def mean_of(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> Es
     return Estimate(value, parts, spread, groups, extra)
 
 
-def area_of(members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None) -> Estimate:
+def area_of(
+    members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None, votes: bool = False
+) -> Estimate:
     """The AUC of members against non-members, high = rather a member; scores that are all equal
-    say nothing."""
-    sides = [
-        _checked(side, clusters and clusters[i]) for i, side in enumerate((members, nonmembers))
-    ]
-    v10, v01 = _placements(*sides)
+    say nothing.
+
+    Args:
+        votes: Each cluster counts as one text, however many it has: a large one among small ones
+            leaves nothing to estimate its error by otherwise.
+    """
+    given = zip((members, nonmembers), clusters or (None, None), strict=True)
+    sides = [_checked(*side) for side in given]
     names = clusters or [[(i, j) for j in range(len(side))] for i, side in enumerate(sides)]
-    made = [_side(v, some) for v, some in zip((v10, v01), names, strict=True)]
+    weights = [_weights(some) if votes else np.ones(len(some)) for some in names]
+    v10 = _placed(sides[0], sides[1], weights[1])
+    v01 = 1 - _placed(sides[1], sides[0], weights[0])
+    made = [_side(*side) for side in zip((v10, v01), names, weights, strict=True)]
     parts: dict[Hashable, float] = {}
     spread: dict[Hashable, float] = {}
-    for side, weights, _ in made:
+    for side, expected, _ in made:
         for name in side:  # a cluster on both sides adds their covariance
             parts[name] = parts.get(name, 0.0) + side[name]
-            spread[name] = spread.get(name, 0.0) + weights[name]
+            spread[name] = spread.get(name, 0.0) + expected[name]
     groups = min(count for *_, count in made) if np.ptp(np.concatenate(sides)) else 1
-    return Estimate(float(v10.mean()), parts, spread, groups, 0.0, 2)
+    return Estimate(float(np.average(v10, weights=weights[0])), parts, spread, groups, 0.0, 2)
+
+
+def unlike(clusters: Clusters) -> bool:
+    """Are clusters of one side of different sizes?"""
+    return any(len(set(Counter(side).values())) > 1 for side in clusters or ())
+
+
+def _weights(names: Sequence[Hashable]) -> Array:
+    """1 / size of its cluster, of each row."""
+    sizes = Counter(names)
+    return np.array([1 / sizes[name] for name in names])
 
 
 def _checked(values: ArrayLike, clusters: Sequence[Hashable] | None) -> Array:
@@ -185,38 +211,33 @@ def _checked(values: ArrayLike, clusters: Sequence[Hashable] | None) -> Array:
 
 
 def _side(
-    values: Array, clusters: Sequence[Hashable] | None
+    values: Array, clusters: Sequence[Hashable] | None, weights: Array | None = None
 ) -> tuple[dict[Hashable, float], dict[Hashable, float], int]:
-    """Parts and spread by cluster of a mean, and their number."""
+    """Parts and spread by cluster of a weighted mean, and their number."""
     names = range(len(values)) if clusters is None else clusters
+    w = np.ones(len(values)) if weights is None else weights
     places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    group, count, n = np.array([places[name] for name in names]), len(places), len(values)
+    group, count, total = np.array([places[name] for name in names]), len(places), w.sum()
     if count < 2:
-        return {name: 0.0 for name in places}, {name: 0.0 for name in places}, count
-    sizes = np.bincount(group)
-    sums = np.bincount(group, values - math.fsum(values) / n) / n
-    parts = sums * math.sqrt((count - 1) / count) / (1 - sizes / n)
-    alike = intraclass_correlation(values, names) if count < n else math.nan
-    weights = sizes * (1 + (sizes - 1) * (max(0.0, alike) if math.isfinite(alike) else 0.0))
-    spread = weights / weights.sum() * float((parts**2).sum())
-    keys = list(places)
-    return (
-        dict(zip(keys, parts.tolist(), strict=True)),
-        dict(zip(keys, spread.tolist(), strict=True)),
-        count,
-    )
+        return dict.fromkeys(places, 0.0), dict.fromkeys(places, 0.0), count
+    sizes, shares = np.bincount(group), np.bincount(group, w) / total
+    sums = np.bincount(group, w * (values - math.fsum(w * values) / total)) / total
+    parts = sums * math.sqrt((count - 1) / count) / (1 - shares)
+    alike = intraclass_correlation(values, names) if count < len(values) else 0.0
+    alike = max(0.0, alike) if math.isfinite(alike) else 0.0
+    expected = shares**2 * (1 + (sizes - 1) * alike) / sizes
+    spread = expected / expected.sum() * float((parts**2).sum())
+    each = (dict(zip(places, x.tolist(), strict=True)) for x in (parts, spread))
+    return (*each, count)
 
 
-def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
-    """Each member's share of non-members below it ``[N]`` and each non-member's share of members
-    above it ``[M]``, ties half (DeLong et al. 1988)."""
-
-    def below(values: Array, others: Array) -> Array:
-        order = np.sort(others)
-        ends = (np.searchsorted(order, values, side) for side in ("left", "right"))
-        return sum(ends) / (2 * len(others))
-
-    return below(members, nonmembers), 1 - below(nonmembers, members)
+def _placed(values: Array, others: Array, weights: Array) -> Array:
+    """Of each value the share of the others, by weight, that are below it, ties half (the
+    placements of DeLong et al. 1988)."""
+    order = np.argsort(others)
+    reached = np.concatenate([[0.0], np.cumsum(weights[order])])
+    ends = (np.searchsorted(others[order], values, side) for side in ("left", "right"))
+    return sum(reached[end] for end in ends) / (2 * reached[-1])
 
 
 def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> float:
@@ -241,23 +262,14 @@ def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> f
 
 def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
     """P(member above non-member) + P(tie) / 2 (Mann-Whitney U / NM)."""
-    return float(_placements(np.asarray(members, float), np.asarray(nonmembers, float))[0].mean())
+    members, others = np.asarray(members, float), np.asarray(nonmembers, float)
+    return float(_placed(members, others, np.ones(len(others))).mean())
 
 
-def auc_interval(
-    members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL, clusters: Clusters = None
-) -> Interval:
-    """Of the AUC, by `Estimate.interval`."""
-    return area_of(members, nonmembers, clusters).interval(level)
-
-
-def auc_gap(
-    first: tuple[ArrayLike, ArrayLike],
-    second: tuple[ArrayLike, ArrayLike],
-    clusters: Clusters = None,
-) -> Estimate:
-    """First minus second AUC on the same texts in the same order, (members, non-members) each."""
-    return area_of(*first, clusters).minus(area_of(*second, clusters))
+def share_of(hits: int, n: int, level: float = LEVEL) -> Interval:
+    """Exact interval of a share (Clopper and Pearson 1934)."""
+    bounds = binomtest(hits, n).proportion_ci(level, method="exact")
+    return (float(bounds.low), float(bounds.high))
 
 
 class Ideal(NamedTuple):
@@ -280,31 +292,6 @@ def ideal_membership(members: int, nonmembers: int) -> Ideal:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A score that is the mean of per-row values; see `mean_of`."""
-
-    values: Sequence[float]
-    clusters: Sequence[Hashable]
-
-    @cached_property
-    def estimate(self) -> Estimate:
-        return mean_of(self.values, self.clusters)
-
-
-@dataclass(frozen=True)
-class Area:
-    """A score that is the AUC of members against non-members; see `area_of`."""
-
-    members: Sequence[float]
-    nonmembers: Sequence[float]
-    clusters: Clusters = None
-
-    @cached_property
-    def estimate(self) -> Estimate:
-        return area_of(self.members, self.nonmembers, self.clusters)
-
-
-@dataclass(frozen=True)
 class Difference:
     """First minus second model on the same rows: its 95 % interval and two-sided p-value."""
 
@@ -320,21 +307,6 @@ class Difference:
     @classmethod
     def of(cls, gap: Estimate) -> Difference:
         return cls(gap.value, gap.value - gap.half(), gap.value + gap.half(), gap.p)
-
-
-def mean_interval(score: Mean) -> Interval:
-    return score.estimate.interval()
-
-
-def paired_difference(first: Mean, second: Mean) -> Difference:
-    """Difference of the means of two models over the same documents.
-
-    Raises:
-        ValueError: if the documents differ: then nothing is paired.
-    """
-    if sorted(map(repr, first.clusters)) != sorted(map(repr, second.clusters)):
-        raise ValueError("the two scores are not over the same documents: evaluate both again.")
-    return Difference.of(first.estimate.minus(second.estimate))
 
 
 def harmonic_mean(values: ArrayLike) -> Array:
@@ -357,19 +329,19 @@ class Scores:
     ``utility`` and ``aggregate``.
 
     Attributes:
-        cells: Per-row values of each cell; forget cells already as 1 - v.
-        membership: Scores, ``-loss``; members that are forget documents have the cells' clusters.
-        utility: Per-question values.
+        cells: Of each cell, by documents; forget cells already as 1 - v.
+        membership: AUC of ``-loss``; members that are forget documents have the cells' clusters.
+        utility: Of the questions.
     """
 
-    cells: Mapping[str, Mean]
-    membership: Area | None = None
-    utility: Mean | None = None
+    cells: Mapping[str, Estimate]
+    membership: Estimate | None = None
+    utility: Estimate | None = None
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Of each score."""
-        found = {name: score.estimate for name, score in self.cells.items()}
+        found = dict(self.cells)
         for name, prefix in (("forget", "forget"), ("retain", "retain"), ("task_aggregate", "")):
             if parts := [found[cell] for cell in self.cells if cell.startswith(prefix)]:
                 value = float(harmonic_mean([one.value for one in parts]))
@@ -377,9 +349,9 @@ class Scores:
                 slopes = [(value / max(x.value, 1e-9)) ** 2 / len(parts) for x in parts]
                 found[name] = composed(value, list(zip(slopes, parts, strict=True)))
         if self.utility is not None:
-            found["utility"] = self.utility.estimate
+            found["utility"] = self.utility
         if self.membership is not None:
-            found["mia_auc"] = one = self.membership.estimate
+            found["mia_auc"] = one = self.membership
             side = -2.0 if one.value >= 0.5 else 2.0
             found["mia_score"] = composed(1 - 2 * abs(one.value - 0.5), [(side, one)])
         if all(part in found for part in _PARTS):

@@ -14,11 +14,11 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, false_discovery_control, mannwhitneyu
+from scipy.stats import false_discovery_control, mannwhitneyu
 
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.intervals import (
@@ -27,8 +27,7 @@ from axolotl_unlearn.metrics.intervals import (
     Estimate,
     Interval,
     area_of,
-    auc,
-    auc_interval,
+    unlike,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -61,12 +60,6 @@ def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
     if allowed >= len(nonmembers):
         return 1.0
     return float((members > nonmembers[-1 - allowed]).mean())
-
-
-def share_interval(hits: int, n: int) -> Interval:
-    """Exact binomial interval of a share (Clopper and Pearson 1934)."""
-    bounds = binomtest(hits, n).proportion_ci(LEVEL, method="exact")
-    return (float(bounds.low), float(bounds.high))
 
 
 @dataclass(frozen=True)
@@ -107,9 +100,10 @@ def blind_baselines(
     baselines = {}
     for name, score in scores.items():
         sides = (score[:n], score[n:])
-        low, high = auc_interval(*sides, 1 - (1 - LEVEL) / len(scores))
+        area = area_of(*sides)
+        low, high = area.interval(1 - (1 - LEVEL) / len(scores))
         separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
-        baselines[name] = Baseline(auc(*sides), low, high, bool(separates))
+        baselines[name] = Baseline(area.value, low, high, bool(separates))
     return baselines
 
 
@@ -192,66 +186,53 @@ def attack_scores(
     return {name: np.asarray(values, float) for name, values in scores.items()}
 
 
-def rank_test(members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None) -> float:
-    """Two-sided p-value of "members and non-members are exchangeable": Mann and Whitney's (1947)
-    where texts are single, exact without ties up to 50 a side; by clusters that of DeLong's error,
-    which has power whatever the sizes of the clusters are."""
-    members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
-    if clusters is not None and any(len(set(side)) < len(side) for side in clusters):
-        return area_of(members, nonmembers, clusters).minus(0.5).p
-    ties = len(np.unique(np.concatenate([members, nonmembers]))) < len(members) + len(nonmembers)
-    exact = not ties and max(len(members), len(nonmembers)) <= 50
-    method = "exact" if exact else "asymptotic"
-    p = mannwhitneyu(members, nonmembers, method=method).pvalue
-    return float(p) if np.isfinite(p) else 1.0  # all values equal
+Pair = tuple[ArrayLike, ArrayLike]
 
 
-@dataclass(frozen=True)
-class Equivalence:
-    """Is an AUC where it should be? Two one-sided tests (Schuirmann 1987).
+def gap_of(
+    first: Pair, second: Pair | None = None, clusters: Clusters = None
+) -> tuple[Estimate, Estimate, float]:
+    """The AUC of ``first``, what it has more than ``second`` (or 0.5), and the two-sided p-value of
+    "nothing".
 
-    Attributes:
-        value: AUC minus the retrained model's, or minus 0.5 without one.
-        low, high: Interval of ``1 - 2 alpha`` (90 %): inside the margin means equivalent.
-        p: Larger of the two one-sided p-values.
-        needed: Texts of each kind from which a difference of this size would on average be called
-            equivalent; None where it is as large as the margin.
-    """
-
-    value: float
-    low: float
-    high: float
-    margin: float
-    p: float
-    needed: int | None
-
-    @property
-    def equivalent(self) -> bool:
-        return -self.margin < self.low and self.high < self.margin
-
-
-def auc_equivalence(
-    first: tuple[ArrayLike, ArrayLike],
-    second: tuple[ArrayLike, ArrayLike] | None = None,
-    *,
-    margin: float = MARGIN,
-    clusters: Clusters = None,
-) -> Equivalence:
-    """Is the AUC within ``margin`` of the other model's (paired), or of 0.5? Few texts never pass.
+    Single texts are compared with 0.5 by Mann and Whitney (1947), exact without ties up to 50 a
+    side, all else by DeLong's error. Where clusters are of unlike sizes there are two tests, of
+    texts and of clusters with a vote each (`area_of`), and p is twice the smaller one's.
 
     Args:
         first, second: (members, non-members) scores of the same texts in the same order under
             the two models, high = rather a member.
     """
-    gap = area_of(*first, clusters).minus(0.5 if second is None else area_of(*second, clusters))
-    return equivalence(gap, min(map(np.size, first)), margin)
+    areas = [area_of(*first, clusters, votes) for votes in (False, True)[: 1 + unlike(clusters)]]
+    others = [0.5 if second is None else area_of(*second, clusters, i > 0) for i in range(2)]
+    gaps = [area.minus(other) for area, other in zip(areas, others, strict=False)]
+    p = min(1.0, len(gaps) * min(gap.p for gap in gaps))
+    if second is None and all(len(set(side)) == len(side) for side in clusters or ()):
+        values = np.concatenate([np.asarray(side, float) for side in first])
+        few = max(map(len, first)) <= 50 and len(np.unique(values)) == len(values)
+        p = float(mannwhitneyu(*first, method="exact" if few else "asymptotic").pvalue)
+        p = p if math.isfinite(p) else 1.0  # all values equal
+    return areas[0], gaps[0], p
 
 
-def equivalence(gap: Estimate, texts: int, margin: float = MARGIN) -> Equivalence:
-    """The same of a difference of AUCs, of so many texts on its smaller side."""
-    value, half, room = gap.value, gap.half(2 * LEVEL - 1), margin - abs(gap.value)
+def rank_test(members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None) -> float:
+    """Two-sided p-value of "members and non-members are exchangeable"; see `gap_of`."""
+    return gap_of((members, nonmembers), None, clusters)[2]
+
+
+def equivalence(gap: Estimate, texts: int, margin: float = MARGIN) -> dict[str, Any]:
+    """Is an AUC where it should be? Two one-sided tests (Schuirmann 1987). Few texts never pass.
+
+    Returns:
+        ``value`` of the gap; ``low``, ``high``: its 90 % interval, ``equivalent`` where it lies
+        inside the margin; ``p``, the larger of the two; ``needed``: texts of each kind with which a
+        gap like this would on average be equivalent, None where it is as large as the margin.
+    """
+    half, room = gap.half(2 * LEVEL - 1), margin - abs(gap.value)
+    low, high = gap.value - half, gap.value + half
     needed = math.ceil(texts * (half / room) ** 2) if half < 0.5 and room > 0 else None
-    return Equivalence(value, value - half, value + half, margin, gap.margin_p(margin), needed)
+    found = {"value": gap.value, "low": low, "high": high, "p": gap.margin_p(margin)}
+    return found | {"equivalent": -margin < low and high < margin, "needed": needed}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.intervals import Clusters, Estimate, area_of, auc, harmonic_mean
+from axolotl_unlearn.metrics.intervals import Clusters, auc, harmonic_mean
 
 #: Raised when what is needed changes: files of another version are refused.
 SCHEMA = 2
@@ -32,12 +33,10 @@ Scores = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise ValueError("must be a number")
     try:
-        return float(value) if math.isfinite(value) else None
+        return None if value is None or not math.isfinite(value) else float(value)
     except OverflowError:
         raise ValueError("must be a number that a float can hold") from None
 
@@ -54,9 +53,8 @@ def _ordered(pair: tuple[float | None, float | None] | None) -> tuple[float, flo
 
 def _present(parts: Any) -> Any:
     """Parts by name without those that are null."""
-    if isinstance(parts, Mapping):
-        return {name: one for name, one in parts.items() if one is not None}
-    return parts
+    named = isinstance(parts, Mapping)
+    return {name: one for name, one in parts.items() if one is not None} if named else parts
 
 
 #: Ids of rows that have none, which say nothing about other files.
@@ -368,32 +366,27 @@ class Model(Part):
             ends = self.intervals.get(name)
             if value is not None and ends and not ends[0] - 1e-6 <= value <= ends[1] + 1e-6:
                 raise ValueError(f"its {name} of {value:.3g} is not in its own interval")
-        loss, texts = self.attack("loss"), self.extraction
+        loss, answers = self.attack("loss"), self.answers.get("forget", Answers())
         if loss is not None and self.mia_auc is not None and abs(auc(*loss) - self.mia_auc) > 0.006:
             raise ValueError("its mia_auc is not that of its losses")
-        for name, answers in self.answers.items():
-            if name != "forget" or answers.n is None:
-                continue
-            for column in ("exact", "contained"):
-                known = [x for x in getattr(texts, column) if x is not None]
-                share = getattr(answers, column)
-                if known and share is not None and abs(sum(known) / len(known) - share) > 1e-6:
-                    raise ValueError(f"its share of {column} answers is not that of its rows")
+        for column in ("exact", "contained"):
+            known = [x for x in getattr(self.extraction, column) if x is not None]
+            share = getattr(answers, column)
+            if known and share is not None and abs(sum(known) / len(known) - share) > 1e-6:
+                raise ValueError(f"its share of {column} answers is not that of its rows")
         return self
 
     @property
     def part(self) -> Role:
         """Its role; one that no role names has that of its name."""
-        if self.role is not None:
-            return self.role
-        return self.name if self.name in ("original", "retrained", "reference") else "candidate"
+        named = self.name if self.name in ("original", "retrained", "reference") else "candidate"
+        return self.role or named
 
     def side(self, side: str, cells: Mapping[str, float | None] | None = None) -> float | None:
         """Harmonic mean of the cells of one side (forget cells are already 1 - v); 0 if any is
         0."""
-        known = self.cells if cells is None else cells
-        values = [known.get(name) for name in CELLS if name.startswith(side)]
-        values = [value for value in values if value is not None]
+        each = (self.cells if cells is None else cells).items()
+        values = [value for name, value in each if name.startswith(side) and value is not None]
         return float(harmonic_mean(values)) if values else None
 
     def value(self, metric: str) -> float | None:
@@ -425,13 +418,12 @@ class Model(Part):
         """Forget rows, then documents of the member file."""
         one, each = self.likelihood, self.extraction.columns(len(self.extraction.id))
         found = [Row(**{"document": "", **columns}) for columns in each]
-        lowest = self.attack("min_k_plus_20")
+        lowest = self.attack("min_k_plus_20") or ((),)
         each = self.extraction.member.columns(len(one.documents))
-        for place, (name, columns) in enumerate(zip(one.documents, each, strict=True)):
-            known = {"loss": one.member_loss[place] if place < len(one.member_loss) else None}
-            known["min_k_plus"] = None if lowest is None else float(lowest[0][place])
-            key = f"text {one.member_id[place] if place < len(one.member_id) else place}"
-            found.append(Row(key, name, True, **columns, **known))
+        columns = zip_longest(one.documents, each, one.member_loss, lowest[0], one.member_id)
+        for place, (name, figures, loss, low, key) in enumerate(islice(columns, len(each))):
+            known = {"loss": loss, "min_k_plus": None if low is None else float(low)}
+            found.append(Row(f"text {key or place}", name, True, **figures, **known))
         return found
 
     @cached_property
@@ -458,11 +450,6 @@ class Model(Part):
         losses = (one.member_loss, one.nonmember_loss)
         return named if list(map(len, named)) == list(map(len, losses)) else None
 
-    @cached_property
-    def areas(self) -> dict[str, Estimate]:
-        """AUC of each score that varies, by clusters."""
-        return {name: area_of(*pair, self.clusters) for name, pair in self.varying.items()}
-
     def pairs_with(self, other: Model) -> bool:
         """The same texts in the same order, by their ids."""
         each = [one.likelihood for one in (self, other)]
@@ -474,8 +461,7 @@ class Model(Part):
     def scores(self) -> Scores:
         """By attack; {} without any. Attacks with another number of texts than the loss, or with a
         value that is no number, are left out: `metrics.verdict` names them."""
-        pairs = {name: self.attack(name) for name in ("loss", *self.likelihood.attacks)}
-        return {name: pair for name, pair in pairs.items() if pair is not None}
+        return _present({name: self.attack(name) for name in ("loss", *self.likelihood.attacks)})
 
     def attack(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Scores of one attack, if each text has one."""
@@ -520,27 +506,6 @@ class Tried(Part):
     above_control: Recalled | None = None
 
 
-class Told(Part):
-    auc: Unit
-    p: Unit
-
-
-class View(Part):
-    """What the weights tell of members."""
-
-    title: str
-    auc: Unit
-    told: Told
-    control: Share = None
-    difference: Gap | None = None
-
-    @model_validator(mode="after")
-    def _both(self) -> View:
-        if (self.control is None) != (self.difference is None):
-            raise ValueError("a control needs a difference")
-        return self
-
-
 class Test(Part):
     """One attack on membership, of all texts or of a group, before any correction."""
 
@@ -559,8 +524,8 @@ class Known(Part):
 
 
 class Attack(Part):
-    """A file of `axolotl-unlearn attack`: rows, views, or attacks on membership; what it was made
-    of as in `Model`."""
+    """A file of `axolotl-unlearn attack`: rows, or tests of members; what it was made of as in
+    `Model`."""
 
     model: str
     attack: str
@@ -569,20 +534,18 @@ class Attack(Part):
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)
     rows: tuple[Tried, ...] = ()
-    views: dict[str, View] = Field(default_factory=dict)
     tests: dict[str, Test] = Field(default_factory=dict)
     missing: Names = ()
     documents: dict[str, Known] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _all_there(self) -> Attack:
-        if sum(map(bool, (self.rows, self.views, self.tests or self.missing))) != 1:
+        if bool(self.rows) == bool(self.tests or self.missing):
             raise ValueError("it must hold one kind of attack")
         if self.missing and "tests" not in self.model_fields_set:
             raise ValueError("what is missing stands beside tests")
         # The first row is the model as it is.
-        controlled = {row.above_control is not None for row in self.rows[1:]}
-        if len(controlled) > 1 or (self.views and len(self.views) < 2):
+        if len({row.above_control is not None for row in self.rows[1:]}) > 1:
             raise ValueError("part of it is missing")
         return self
 
@@ -641,10 +604,8 @@ def read(kind: type[T], data: Any, where: str = "the results") -> T:
 
 
 def _sentence(where: str, fault: Mapping[str, Any]) -> str:
-    place = ""
-    for key in fault["loc"]:
-        place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)
-    message = fault["msg"].removeprefix("Value error, ")
+    keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault["loc"])
+    place, message = "".join(keys).removeprefix("."), fault["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     return f"{where}, {place}: {message}; evaluate again." if place else f"{where}: {message}."
 
@@ -661,15 +622,15 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
     if not isinstance(source, Mapping):
         path = Path(source)
         path = path / "results.json" if path.is_dir() else path
-        if not path.is_file():
+        where = str(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
             folder = path.parent if path.name == "results.json" else path
             raise UnlearnError(
                 f"{path} does not exist; make it with "
                 f"`axolotl-unlearn eval MODEL ... --data DIR --out {folder}`."
-            )
-        where = str(path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            ) from None
         except (ValueError, RecursionError) as fault:
             raise UnlearnError(
                 f"{path} is not valid JSON ({fault}); run the evaluation again to rewrite it."
@@ -680,8 +641,7 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
         )
     if data.get("schema") != SCHEMA:
         raise UnlearnError(
-            f"{where} has schema {data.get('schema')!r}, this version reads schema {SCHEMA}: what "
-            "the verdict needs (ids, clusters, extraction of held-out texts) is not in it; "
+            f"{where} has schema {data.get('schema')!r}, this version reads schema {SCHEMA}; "
             "evaluate again with this version of axolotl-unlearn."
         )
     return read(Results, data, where)

@@ -60,7 +60,7 @@ def attack_results(folder: Path, but: Collection[Path] = ()) -> list[dict[str, A
     Half a file too: the verdict does not pass over it.
     """
     files = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
-    marks = {"attack", "title", "model", "rows", "views", "tests"}
+    marks = {"attack", "title", "model", "rows", "tests"}
     return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
 
 

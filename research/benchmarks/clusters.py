@@ -27,8 +27,8 @@ import torch
 from axolotl_unlearn.data.records import document_id, read_records
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.intervals import auc, auc_interval, intraclass_correlation
-from axolotl_unlearn.metrics.membership import attack_scores, auc_equivalence
+from axolotl_unlearn.metrics.intervals import area_of, auc, intraclass_correlation
+from axolotl_unlearn.metrics.membership import attack_scores, equivalence, gap_of
 from eval_tasks.tofu.utils import TEMPLATE, read_set
 
 RESULTS = Path("research/results/row-scores.json")
@@ -198,10 +198,10 @@ def table(results: dict[str, Any]) -> list[dict[str, Any]]:
                     within(other[0], kinds["member"]), clusters[0]
                 )
             for by, names in (("rows", None), ("clusters", clusters)):
-                low, high = auc_interval(*other, clusters=names)
+                low, high = area_of(*other, names).interval()
                 line[f"half width by {by}"] = (high - low) / 2
-                paired = auc_equivalence(pair, other, clusters=names)
-                line[f"half width paired by {by}"] = (paired.high - paired.low) / 2
+                paired = equivalence(gap_of(pair, other, names)[1], len(pair[0]))
+                line[f"half width paired by {by}"] = (paired["high"] - paired["low"]) / 2
             lines.append(line)
     return lines
 

@@ -63,7 +63,7 @@ def coverage(clusters: str, intraclass: float, repeats: int, seed: int = 4) -> d
         ends = {
             "share .3": share.interval(),
             "mean": mean.interval(),
-            "AUC .66": intervals.auc_interval(one + 0.6, other, clusters=groups),
+            "AUC .66": intervals.area_of(one + 0.6, other, groups).interval(),
             "difference of means": (gap.value - gap.half(), gap.value + gap.half()),
         }
         for name, (low, high) in ends.items():

@@ -16,7 +16,7 @@ from scipy.stats import ttest_ind
 from axolotl_unlearn.attacks.registry import Array, Outcome, Target, attack
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import auc, auc_interval
+from axolotl_unlearn.metrics.intervals import area_of, auc
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -83,7 +83,7 @@ def judge(
         for values, side in zip(told, names, strict=True)
     ]
     p = float(ttest_ind(*means, equal_var=False, alternative="greater").pvalue)
-    bounds = auc_interval(*told, clusters=tuple(names))
+    bounds = area_of(*told, tuple(names)).interval()
     return Outcome(*told, auc(*told), *bounds, p if np.isfinite(p) else 1.0)
 
 

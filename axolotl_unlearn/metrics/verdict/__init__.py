@@ -8,52 +8,27 @@ can only refuse.
 
 results.json holds facts and no verdict: an attack that comes later would make it untrue. `judged`
 is where everyone who shows one gets it. The rules in words: docs/verdict.md.
-
-What `Verdict.to_json` gives:
-
-    status      one of `STATUSES`
-    good        true only for the status "good" of a candidate
-    outcome     "shown" (good), "refused" (a criterion fails), "not shown" (one is open), or "no
-                candidate"
-    headline    the status in a few words, for a table
-    sentence    the whole judgement in words, without the model's name
-    worst       id of the criterion that decided, or null
-    findings    list of {id, title, outcome, status, value, low, high, limit, p, needed, says,
-                missing}: the criteria; p is corrected, needed is the number of texts (or rows) with
-                which a value like this would pass, says is one sentence, missing is true where the
-                evidence is not there or cannot be read
-    attacks     {name: {auc, low, high, p, p_corrected, side, intraclass, difference: {value, low,
-                high, margin, p, equivalent, needed}}}; intraclass: correlation of members' scores
-                within clusters; low, high of ``auc`` are a 95 % interval, those of ``difference``
-                the 90 % interval of the test; null for the learned attack, as is its difference
-    strongest   name of the attack with the smallest corrected p-value, or null
-    power       {members, nonmembers, clusters, tests, smallest_difference}: the AUC difference that
-                so many texts find in four of five data sets, or null
-    against     "retrained" or "chance": what AUCs are compared with
-    ignored     attack files that are of other weights or other data, in words
-
-``models[i].audit`` and audit.jsonl are described in `metrics.audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read, whole
+from axolotl_unlearn.metrics.verdict import criteria
 from axolotl_unlearn.metrics.verdict.criteria import (  # noqa: F401
     CRITERIA,
-    THRESHOLDS,
     Facts,
-    Finding,
+    Read,
     bars,
-    show,
     strongest,
     strongest_gain,
+    worst,
     wrecks,
 )
-from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of
+from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, says
 
 STATUSES = tuple(HEADLINES)
 #: What a model is that nobody asks to forget.
@@ -62,8 +37,64 @@ PARTS = {"original": "before unlearning", "retrained": "never saw the texts",
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One criterion.
+
+    Attributes:
+        id: One of `CRITERIA`.
+        outcome: "pass", "fail" or "open".
+        says: One sentence without the model's name.
+        status: What a failure makes of the model.
+        value, low, high: The figure with the interval that was compared with ``limit``.
+        p: Corrected p-value where a test decided.
+        needed: Texts (or rows) with which a value like this would pass; None if none would.
+        missing: Open because it was not measured, or what was measured cannot be read.
+    """
+
+    id: str
+    outcome: str
+    says: str
+    status: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    limit: float | None = None
+    p: float | None = None
+    needed: int | None = None
+    missing: bool = False
+
+    @property
+    def title(self) -> str:
+        return CRITERIA[self.id].title
+
+    @classmethod
+    def of(cls, criterion: str, one: Read) -> Finding:
+        gone = one.outcome == "missing"
+        given = {"status": CRITERIA[criterion].status} | one.figures
+        given = {key: given[key] for key in _FIGURES if key in given}
+        text = says(criterion, one.case, one.figures)
+        return cls(criterion, "open" if gone else one.outcome, text, **given, missing=gone)
+
+
+_FIGURES = ("status", "value", "low", "high", "limit", "p", "needed")
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """See the module's docstring; ``part`` is the model's role."""
+    """The judgement of one model.
+
+    Attributes:
+        status: One of `STATUSES`.
+        findings: One a criterion.
+        attacks: ``{name: {auc, low, high, p, p_corrected, side, difference}}`` of each membership
+            attack: a 95 % interval, and `metrics.membership.equivalence`; null for the learned one.
+        power: ``{members, nonmembers, clusters, tests, smallest_difference}``: the AUC difference
+            that so many texts find in four of five data sets; None without scores.
+        against: "retrained" or "chance": what AUCs are compared with.
+        sentence: The whole judgement, without the model's name.
+        part: The model's role.
+        ignored: Attack files that are of other weights or other data, in words.
+    """
 
     status: str
     findings: list[Finding] = field(default_factory=list)
@@ -83,13 +114,8 @@ class Verdict:
         """ "shown", "refused", "not shown", or "no candidate"."""
         if self.part != "candidate":
             return "no candidate"
-        if self.good:
-            return "shown"
-        return "refused" if any(f.outcome == "fail" for f in self.findings) else "not shown"
-
-    @property
-    def headline(self) -> str:
-        return HEADLINES[self.status]
+        refused = any(finding.outcome == "fail" for finding in self.findings)
+        return "shown" if self.good else "refused" if refused else "not shown"
 
     @property
     def label(self) -> str:
@@ -97,52 +123,34 @@ class Verdict:
         return PARTS.get(self.part, self.status)
 
     @property
-    def strongest(self) -> str | None:
-        return strongest(self.attacks)
-
-    @property
     def worst(self) -> Finding | None:
         """The finding that decided, if any speaks against the model."""
-        against = [f for f in self.findings if f.outcome == "fail"]
-        decided = [f for f in against if f.status == self.status]
-        against += [f for f in self.findings if f.outcome == "open"]
-        return next(iter(decided + against), None)
+        order = [("fail", self.status), ("fail", None), ("open", None)]
+        found = (
+            finding
+            for outcome, status in order
+            for finding in self.findings
+            if finding.outcome == outcome and status in (None, finding.status)
+        )
+        return next(found, None)
 
     @property
     def tone(self) -> str:
         """ "good", "warn", "bad", or "plain" (no candidate)."""
-        if self.part != "candidate":
-            return "plain"
-        return {"good": "good", "broken": "bad"}.get(self.status, "warn")
+        known = {"good": "good", "broken": "bad"}
+        return known.get(self.status, "warn") if self.part == "candidate" else "plain"
 
     @property
     def damning(self) -> str:
         """What speaks most against it, if anything; of a good model the attack that comes
         closest."""
-        if self.good and self.strongest:
-            area = self.attacks[self.strongest]["auc"]
-            return f"closest attack: {name_of(self.strongest)}, AUC {area:.2f}"
+        if self.good and (name := strongest(self.attacks)):
+            return f"closest attack: {name_of(name)}, AUC {self.attacks[name]['auc']:.2f}"
         return self.worst.says if self.worst and self.tone != "plain" else ""
 
     @property
     def why(self) -> str:
-        return f"{self.headline}{f' ({self.damning})' if self.damning else ''}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "good": self.good,
-            "outcome": self.outcome,
-            "headline": self.headline,
-            "sentence": self.sentence,
-            "worst": self.worst.id if self.worst else None,
-            "findings": [asdict(one) | {"title": one.title} for one in self.findings],
-            "attacks": self.attacks,
-            "strongest": self.strongest,
-            "power": self.power,
-            "against": self.against,
-            "ignored": list(self.ignored),
-        }
+        return f"{HEADLINES[self.status]}{f' ({self.damning})' if self.damning else ''}"
 
 
 #: Documents of each kind -> share of perfectly forgetting models that are called good beside a
@@ -150,12 +158,17 @@ class Verdict:
 GOOD = {40: 0.0, 60: 0.15, 80: 0.4, 100: 0.55, 150: 0.8, 200: 0.9}
 
 
+def show(value: float | None, digits: int = 2) -> str:
+    """A number as the report prints it; a missing one is "n/a", never 0."""
+    return "n/a" if value is None else f"{value:.{digits}f}"
+
+
 def can_be_good(members: int, nonmembers: int) -> str:
     """What so many documents can show at best, in a sentence to say before an evaluation; "" where
     they are enough."""
     least = min(members, nonmembers)
     share = max((rate for size, rate in GOOD.items() if size <= least), default=0.0)
-    enough = min(size for size, rate in GOOD.items() if rate >= THRESHOLDS["power"].value)
+    enough = min(size for size, rate in GOOD.items() if rate >= criteria.POWER)
     if least >= enough:
         return ""
     seldom = f"in about {100 * share:.0f} of 100 cases" if share else "never"
@@ -205,8 +218,8 @@ def judge(
     retrained = retrained if model.part in ("candidate", "reference") else None
     original = original if original is not None and original.name != model.name else None
     facts, ignored = _facts(model, original, retrained, attacks)
-    found = [one.judge(facts) for name, one in CRITERIA.items() if asks is None or name in asks]
-    findings = [finding for finding in found if finding is not None]
+    reads = {name: list(CRITERIA[name].read(facts)) for name in asks or CRITERIA}
+    findings = [Finding.of(name, worst(found)) for name, found in reads.items() if found]
     failed = {finding.status for finding in findings if finding.outcome == "fail"}
     status = next((one for one in STATUSES if one in failed), "not shown")
     if all(finding.outcome == "pass" for finding in findings):
@@ -229,7 +242,7 @@ def _facts(
             continue
         title = str(one.get("title") or one.get("attack"))
         if not whole(one):
-            unread.append(f"the file of {title} is not whole: attack again")
+            unread.append(("torn", title))
             continue
         file = read(Attack, one)
         apart = {key for key in file.data.keys() & model.data if file.data[key] != model.data[key]}
@@ -240,7 +253,7 @@ def _facts(
         elif file.control_weights is not None and file.control_weights in (
             model.weights, original.weights if original is not None else None,
         ):  # fmt: skip
-            unread.append(f"the control of {title} is a model that saw the texts")
+            unread.append(("taught", title))
         else:
             mine.append(file)
     return Facts(model, original, retrained, tuple(mine), tuple(unread)), tuple(ignored)

@@ -1,89 +1,50 @@
-"""The nine criteria: each a pure function of the facts, to figure, interval and outcome.
+"""The nine criteria: each a pure function of the facts, to outcomes with their case and figures.
 
 A criterion passes when its whole interval is on the good side of its limit, fails when it is on the
 bad side, and is open where the rows do not suffice to say or evidence is missing. The families of
 tests are fixed before: whatever is added beside them is tested at a level of its own and can only
-refuse.
+refuse. `metrics.verdict.words` has the sentence of each case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import beta, binomtest, false_discovery_control, fisher_exact, norm
+from scipy.stats import binomtest, false_discovery_control, fisher_exact, norm
 
-from axolotl_unlearn.metrics import audit, intervals, membership, semeval
+from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
-from axolotl_unlearn.metrics.intervals import (
-    LEVEL,
-    Estimate,
-    area_of,
-    harmonic_mean,
-    holm,
-    intraclass_correlation,
-    mean_of,
-)
-from axolotl_unlearn.metrics.membership import MARGIN
-from axolotl_unlearn.metrics.results import CELLS, Attack, Model, Scores
-from axolotl_unlearn.metrics.verdict.words import name_of, p_value, says
+from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
+from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
+from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Scores
 
-
-class Threshold(NamedTuple):
-    """A limit of the judgement and why it is where it is."""
-
-    value: float
-    reason: str
-
-
-#: Every limit of the judgement, once.
-THRESHOLDS: dict[str, Threshold] = {
-    "alpha": Threshold(1 - LEVEL, "false alarms among models that do not differ: one in twenty"),
-    "family": Threshold(
-        audit.RATE, "half of alpha for the attacks on all texts, half for single documents"
-    ),
-    "added": Threshold(
-        0.001, "level of each test that is added: fixed, so that no other test makes it milder"
-    ),
-    "control": Threshold(0.01, "level at which a control is taken to know the texts"),
-    "auc_margin": Threshold(
-        MARGIN,
-        "an AUC within 0.1 of the retrained model's: of 100 pairs (member, non-member) at most ten "
-        "more are put in order than by a model that never saw the text",
-    ),
-    "forget_bar": Threshold(0.8, "without a retrained model: least score of the forget side"),
-    "keep_share": Threshold(
-        0.8, "without a retrained model: share of the original's retain score that has to be left"
-    ),
-    "retrained_tolerance": Threshold(
-        0.1, "the sides may be this far below the retrained model's: as wide as the AUC's margin"
-    ),
-    "broken": Threshold(
-        0.1,
-        "share of broken outputs, refusals, silence, or one and the same answer on the forget set, "
-        "above the retrained model's: each tells an observer what was removed",
-    ),
-    "answers": Threshold(
-        0.1,
-        "share of right answers above the retrained model's: as wide as the other margins, for "
-        "each document is judged by itself as well",
-    ),
-    "comes_back": Threshold(
-        0.05, "share of the forget texts that an attack brings back above its control"
-    ),
-    "any_script": Threshold(
-        0.05, "a cell whose official ROUGE-L (ASCII only) is off by this is judged by every script"
-    ),
-    "gate": Threshold(
-        semeval.GATE_SHARE, "share of the original's utility, as 0.371 of 0.495 in SemEval-2025"
-    ),
-    "power": Threshold(0.8, "chance of finding a difference that is called findable"),
-}
-ALPHA, FAMILY_ALPHA, ADDED = (THRESHOLDS[name].value for name in ("alpha", "family", "added"))
+#: False alarms among models that do not differ: one in twenty, ...
+ALPHA = 1 - LEVEL
+#: ... half of them for the attacks on all texts, half for single documents.
+FAMILY_ALPHA = audit.RATE
+#: Level of each test that is added: fixed, so that no other test makes it milder.
+ADDED = 0.001
+#: Level at which a control is taken to know the texts.
+CONTROL_ALPHA = 0.01
+#: Without a retrained model: least score of the forget side, least share of the original's retain
+#: score. With one, either side may be so far below its own: as wide as the AUC's margin.
+FORGET_BAR, KEEP_SHARE, TOLERANCE = 0.8, 0.8, 0.1
+#: Share of broken outputs, refusals, silence, or one answer to all on the forget set above the
+#: retrained model's: each tells an observer what was removed.
+MANNER = 0.1
+#: Share of right answers above the retrained model's; each document is judged by itself as well.
+ANSWERS = 0.1
+#: Share of the forget texts that an attack brings back above its control.
+COMES_BACK = 0.05
+#: A cell whose official ROUGE-L (ASCII only) is off by this is judged by every script.
+ANY_SCRIPT = 0.05
+#: Chance of finding a difference that is called findable.
+POWER = 0.8
 #: Scores that every model is judged by; without one of them nothing is shown.
 NEEDED = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy")
 #: The family: these, and what is formed with the retrained model and learned.
@@ -92,60 +53,32 @@ FAMILY = (*NEEDED, "reference", "learned")
 BLIND = ("length", "zlib", "bag_of_words", "words_tfidf")
 #: An interval of so much is inside the limits exactly where the one-sided test says so.
 INNER = 2 * LEVEL - 1
-ORDER = ("fail", "open", "pass")
+OUTCOMES = ("fail", "missing", "open", "pass")
+ITS, THEIRS = "its", "the retrained model's"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One criterion.
+class Read(NamedTuple):
+    """What a criterion reads.
 
     Attributes:
-        id: One of `CRITERIA`.
-        outcome: "pass", "fail" or "open".
-        says: One sentence without the model's name.
-        status: What a failure makes of the model.
-        value, low, high: The figure with the interval that was compared with ``limit``.
-        p: Corrected p-value where a test decided.
-        needed: Texts (or rows) with which a value like this would pass; None if none would.
-        missing: Open because it was not measured, or what was measured cannot be read.
+        outcome: "fail", "missing" (open, for want of evidence), "open" or "pass".
+        case: Key of the sentence in `words.WORDS`.
+        figures: What stands in it; ``value``, ``low``, ``high``, ``limit``, ``p``, ``needed`` and
+            ``status`` (what a failure makes of the model) go into the finding.
     """
 
-    id: str
     outcome: str
-    says: str
-    status: str = ""
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    limit: float | None = None
-    p: float | None = None
-    needed: int | None = None
-    missing: bool = False
-
-    @property
-    def title(self) -> str:
-        return CRITERIA[self.id].title
+    case: str
+    figures: dict[str, Any]
 
 
-def _found(
-    criterion: str, outcome: str, case: str, status: str = "", needed: int | None = None,
-    **figures: Any,
-) -> Finding:  # fmt: skip
-    given = {k: figures.get(k) for k in ("value", "low", "high", "limit", "p")}
-    words = figures | ({"p": p_value(given["p"])} if given["p"] is not None else {})
-    status = status or CRITERIA[criterion].status
-    text = says(criterion, case, words)
-    return Finding(criterion, outcome, text, status, **given, needed=needed)
+def read(outcome: str, case: str, **figures: Any) -> Read:
+    return Read(outcome, case, figures)
 
 
-def missing(criterion: str, what: str) -> Finding:
-    """A criterion whose evidence is not there."""
-    text = says(criterion, "missing", {"what": what})
-    return Finding(criterion, "open", text, CRITERIA[criterion].status, missing=True)
-
-
-def worst(findings: Sequence[Finding]) -> Finding:
-    return min(findings, key=lambda f: (ORDER.index(f.outcome), not f.missing, -(f.value or 0.0)))
+def worst(reads: Sequence[Read]) -> Read:
+    """The first of those that decide, by outcome, then by value."""
+    return min(reads, key=lambda r: (OUTCOMES.index(r.outcome), -(r.figures.get("value") or 0.0)))
 
 
 @dataclass(frozen=True)
@@ -154,14 +87,14 @@ class Facts:
 
     Attributes:
         attacks: Files that are whole and of this model.
-        unread: What is wrong with others, in words.
+        unread: Of others what is wrong: the case, and the attack's title.
     """
 
     model: Model
     original: Model | None = None
     retrained: Model | None = None
     attacks: tuple[Attack, ...] = ()
-    unread: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -184,41 +117,22 @@ class Facts:
     def told(self) -> dict[str, dict[str, Any]]:
         """By attack, as `Verdict.attacks`."""
         mine, theirs = self.scores
-        if "loss" not in mine:
-            return {}
         told: dict[str, dict[str, Any]] = {}
-        for name, pair in mine.items():
-            other = theirs.get(name)
-            area = self.model.areas[name] if name != "reference" else self._area(pair)
-            gap = area.minus(0.5 if other is None else self.retrained.areas[name])
-            p = gap.p if other is not None else membership.rank_test(*pair, self.model.clusters)
-            same, ends = membership.equivalence(gap, min(map(len, pair))), area.interval()
-            told[name] = {
-                **{"auc": area.value, "low": ends[0], "high": ends[1], "p": p},
-                "side": "under" if same.value > 0 else "over",
-                "difference": {**asdict(same), "equivalent": same.equivalent},
-                "intraclass": self._alike(pair, other),
-            }
+        for name, pair in mine.items() if "loss" in mine else ():
+            area, gap, p = gap_of(pair, theirs.get(name), self.model.clusters)
+            ends = dict(zip(("low", "high"), area.interval(), strict=True))
+            side = "under" if gap.value > 0 else "over"
+            difference = equivalence(gap, min(map(len, pair)))
+            told[name] = {"auc": area.value, **ends, "p": p, "side": side, "difference": difference}
         learned = self.model.learned
-        if learned is not None and None not in (learned.p, learned.auc):
+        if told and learned is not None and None not in (learned.p, learned.auc):
             told["learned"] = {"auc": learned.auc, "p": learned.p, "side": "under"}
-            told["learned"] |= dict.fromkeys(("low", "high", "difference", "intraclass"))
+            told["learned"] |= dict.fromkeys(("low", "high", "difference"))
         asked = [told[name]["p"] if name in told else 1.0 for name in FAMILY]
         corrected = dict(zip(FAMILY, holm(asked).tolist(), strict=True))
         for name, one in told.items():
             one["p_corrected"] = corrected.get(name, min(1.0, one["p"] * FAMILY_ALPHA / ADDED))
         return told
-
-    def _area(self, pair: Any) -> Estimate:
-        return area_of(*pair, self.model.clusters)
-
-    def _alike(self, pair: Any, other: Any) -> float | None:
-        """Intraclass correlation of the members' scores, or of their differences."""
-        if self.model.clusters is None:
-            return None
-        values = pair[0] if other is None else pair[0] - other[0]
-        correlation = intraclass_correlation(values, self.model.clusters[0])
-        return correlation if math.isfinite(correlation) else None
 
     @property
     def power(self) -> dict[str, Any] | None:
@@ -226,312 +140,263 @@ class Facts:
         mine, theirs = self.scores
         if "loss" not in mine:
             return None
-        n, m = (len(side) for side in mine["loss"])
+        n, m = map(len, mine["loss"])
         named = self.model.clusters
         groups = [len(set(side)) for side in named] if named else [n, m]
-        z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(THRESHOLDS["power"].value)
+        z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(POWER)
+        error, most = intervals.ideal_membership(*groups).standard_error, 0.5
         if "loss" in theirs:
-            gap = self.model.areas["loss"].minus(self.retrained.areas["loss"])
-            error, most = gap.error, 1.0
-        else:
-            error, most = intervals.ideal_membership(*groups).standard_error, 0.5
+            error, most = gap_of(mine["loss"], theirs["loss"], named)[1].error, 1.0
         sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": len(FAMILY)}
         return sizes | {"smallest_difference": min(most, float(z * error))}
-
-    @property
-    def against(self) -> str:
-        """What the learned attack was made against."""
-        return self.model.learned.against if self.model.learned is not None else "chance"
-
-    @property
-    def whose(self) -> str:
-        return "the retrained model's" if self.retrained is not None else "the original's"
 
 
 def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     """The attack that tells most: smallest corrected p-value, then largest difference."""
-    order = {
-        name: (one["p_corrected"], -abs((one["difference"] or {"value": 0})["value"]))
-        for name, one in told.items()
-    }
-    return min(order, key=order.get) if order else None
+
+    def key(name: str) -> tuple[float, float]:
+        one = told[name]
+        return one["p_corrected"], -abs((one["difference"] or {"value": 0.0})["value"])
+
+    return min(told, key=key, default=None)
 
 
-def show(value: float | None, digits: int = 2) -> str:
-    """A number as the report prints it; a missing one is "n/a", never 0."""
-    return "n/a" if value is None else f"{value:.{digits}f}"
+def _needed(n: int, value: float, end: float, limit: float) -> int | None:
+    """Rows with which a value as far from its limit would pass, its interval ending there."""
+    space = abs(limit - value)
+    return math.ceil(n * ((end - value) / space) ** 2) if n and space else None
 
 
-def _needed(outcome: str, n: int, half: float, space: float) -> int | None:
-    """Rows with which a value as far from its limit as ``space`` would pass."""
-    return math.ceil(n * (half / space) ** 2) if outcome == "open" and n and space > 0 else None
+def _above(case: str, n: int, bar: float, ends: tuple, value: float, **figures: Any) -> Read:
+    """Passes where the whole interval reaches the bar, fails where none of it does."""
+    outcome = "pass" if ends[0] >= bar else "fail" if ends[1] < bar else "open"
+    needed = _needed(n, value, ends[0], bar) if outcome == "open" and value > bar else None
+    figures |= {"value": value, "low": ends[0], "high": ends[1], "limit": bar, "needed": needed}
+    return read(outcome, case, **figures)
 
 
-def _exact_share(share: float, n: int) -> tuple[float, float]:
-    """Of a share of n rows (Clopper and Pearson 1934), 90 %."""
-    hits, tail = min(n, round(share * n)), (1 - INNER) / 2
-    low = float(beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
-    return low, float(beta.ppf(1 - tail, hits + 1, n - hits)) if hits < n else 1.0
+def _below(case: str, n: int, bar: float, ends: tuple, value: float, **figures: Any) -> Read:
+    """Passes where the whole interval is at most the bar, fails where all of it is above."""
+    outcome = "pass" if ends[1] <= bar else "fail" if ends[0] > bar else "open"
+    needed = _needed(n, value, ends[1], bar) if outcome == "open" and value < bar else None
+    figures |= {"value": value, "low": ends[0], "high": ends[1], "limit": bar, "needed": needed}
+    return read(outcome, case, **figures)
 
 
-def outputs(facts: Facts) -> Finding:
+def outputs(facts: Facts) -> Iterator[Read]:
     report = facts.model.collapse
     if report is None or report.collapsed is None:
-        return missing("outputs", "retain set")
-    if reasons := [*report.reasons, *broken_by(report.model_dump())]:
-        return _found("outputs", "fail", "collapsed", what="; ".join(reasons))
-    if report.collapsed:
-        return _found("outputs", "fail", "collapsed", what="see the collapse figures")
-    return _found("outputs", "pass", "pass")
+        yield read("missing", "unread")
+        return
+    # What the file calls it is not believed, but where it is broken.
+    reasons = dict.fromkeys([*report.reasons, *broken_by(report.model_dump())])
+    if reasons or report.collapsed:
+        yield read("fail", "broken", what="; ".join(reasons) or "by its figures")
+    else:
+        yield read("pass", "whole")
 
 
-def able(facts: Facts) -> Finding:
+def able(facts: Facts) -> Iterator[Read]:
     """Below the gate by the point is below, as in SemEval-2025; above it the interval has to be as
     well. No group of questions may be lost (Fisher's exact test)."""
     model, original = facts.model, facts.original
     value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
     before = original.utility if original is not None else model.gate and model.gate.original
     if value is None or not n:
-        return missing("able", "it was not measured")
-    if guess is None or not 0 < guess < 1:
-        return missing("able", "what guessing gives is not known")
-    if before is None or model.gate is None or model.gate.threshold is None:
-        return missing("able", "it was not gated, for want of an original to compare")
-    limit = max(semeval.GATE_SHARE * before, model.gate.threshold)  # a milder gate is not ours
-    hits = min(n, round(value * n))
-    p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
-    if p >= ALPHA:
-        return _found("able", "fail", "chance", value=value, n=n, limit=guess, p=p)
-    lost = _lost_groups(model, original)
-    if lost and lost[0][0] < ALPHA / lost[0][1]:
-        p, _, name, then, now, rows = lost[0]
-        words = {"group": name, "before": then, "after": now, "n": rows}
-        return _found("able", "fail", "group", p=p, **words)
-    low, high = _exact_share(value, n)
-    outcome = "fail" if value < limit else "pass" if low >= limit else "open"
-    needed = _needed(outcome, n, value - low, value - limit)
-    figures = {"value": value, "low": low, "high": high, "limit": limit}
-    return _found("able", outcome, "gate", needed=needed, **figures)
+        yield read("missing", "unread")
+    elif guess is None or not 0 < guess < 1:
+        yield read("missing", "guess")
+    elif before is None or model.gate is None or model.gate.threshold is None:
+        yield read("missing", "ungated")
+    else:
+        # A milder gate is not ours.
+        limit, hits = max(semeval.GATE_SHARE * before, model.gate.threshold), round(value * n)
+        p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
+        if p >= ALPHA:
+            yield read("fail", "chance", value=value, n=n, limit=guess, p=p)
+        yield from _lost_groups(model, original)
+        found = _above("gate", n, limit, share_of(hits, n, INNER), value)
+        yield found._replace(outcome="fail") if value < limit else found
 
 
-def _lost_groups(model: Model, original: Model | None) -> list[tuple]:
-    """(p, number of groups, group, right before, right now, n), the most lost first; a group that
-    the model does not have is lost."""
-    found = []
+def _lost_groups(model: Model, original: Model | None) -> Iterator[Read]:
+    """A group that the model does not have is lost."""
     groups = original.utility_groups if original is not None else {}
     for name, group in groups.items():
-        own = model.utility_groups.get(name)
+        own = model.utility_groups.get(name, Group())
         if not group.n or group.value is None:
             continue
-        then, now = round(group.value * group.n), 0
-        if own is not None and own.n == group.n and own.value is not None:
-            now = round(own.value * own.n)
+        then = round(group.value * group.n)
+        now = round((own.value or 0.0) * group.n) if own.n == group.n else 0
         table = [[then, group.n - then], [now, group.n - now]]
         p = float(fisher_exact(table, alternative="greater").pvalue)
-        found.append((p, len(groups), name, then, now, group.n))
-    return sorted(found)
+        if p < ALPHA / len(groups):
+            yield read("fail", "group", p=p, group=name, before=then, after=now, n=group.n)
 
 
-def control(facts: Facts) -> Finding:
+def control(facts: Facts) -> Iterator[Read]:
     """Is what it is compared with sound? The sets alike without a model, the same texts, data and
     scores, no copies, and a retrained model that is judged like a candidate."""
-    if facts.retrained is None and (facts.model.distance or facts.against not in _NOBODY):
-        return missing("control", "the retrained model that it was compared with is not there")
+    learned = facts.model.learned
+    compared = learned is not None and learned.against not in ("chance", "reference")
+    if facts.retrained is None and (facts.model.distance or compared):
+        yield read("missing", "gone")
+        return
     for check in (_sets, _copies, _evidence, _knows):
-        if (found := check(facts)) is not None:
-            return found
-    return _found("control", "pass", "pass" if facts.retrained is not None else "alone")
+        if found := list(check(facts)):
+            yield from found
+            return
+    yield read("pass", "alone" if facts.retrained is None else "sound")
 
 
-_NOBODY = ("chance", "reference")
-
-
-def _sets(facts: Facts) -> Finding | None:
+def _sets(facts: Facts) -> Iterator[Read]:
     lab = facts.model.membership
     blind = lab.blind if lab is not None else {}
-    apart = {name: one for name, one in blind.items() if one.separates}
+    apart = {name: one.auc or 0.5 for name, one in blind.items() if one.separates}
     if apart or (lab is not None and lab.meaningful is False):
-        known = {name: one.auc for name, one in apart.items() if one.auc is not None}
-        name = max(known, key=lambda name: abs(known[name] - 0.5), default="")
-        words = {"what": name.replace("_", " ") or "a baseline", "value": known.get(name, 0.5)}
-        return _found("control", "fail", "sets", **words)
-    gone = [n for n in BLIND if n not in blind or None in (blind[n].auc, blind[n].separates)]
-    if gone:
-        names = ", ".join(name.replace("_", " ") for name in gone)
-        return missing("control", f"whether the sets differ without any model ({names}) is open")
-    return None
+        name = max(apart, key=lambda name: abs(apart[name] - 0.5), default="a baseline")
+        yield read("fail", "sets", name=name, value=apart.get(name, 0.5))
+    elif gone := [n for n in BLIND if n not in blind or None in (blind[n].auc, blind[n].separates)]:
+        yield read("missing", "blind", names=gone)
 
 
-def _copies(facts: Facts) -> Finding | None:
+def _copies(facts: Facts) -> Iterator[Read]:
     """The same weights by digest, or the same losses to the last digit; other data."""
-    named = {"the original": facts.original, "the retrained model": facts.retrained}
-    each = [("the model", facts.model), *named.items()]
+    named = [("model", facts.model), ("original", facts.original), ("retrained", facts.retrained)]
+    each = [(name, one) for name, one in named if one is not None]
     for i, (name, one) in enumerate(each):
         for other_name, other in each[:i]:
-            if one is None or other is None or one.name == other.name:
-                continue
-            if one.weights is not None and one.weights == other.weights:
-                what = f"{other_name} and {name} are one model by their digests"
-                return _found("control", "fail", "same", what=what)
             losses = [x.likelihood.member_loss + x.likelihood.nonmember_loss for x in (one, other)]
-            if losses[0] and losses[0] == losses[1]:
-                what = f"{other_name} and {name} have the same losses to the last digit"
-                return _found("control", "fail", "same", what=what)
-            if any(one.data[key] != other.data[key] for key in one.data.keys() & other.data):
-                what = f"{other_name} and {name} were evaluated on other data"
-                return _found("control", "fail", "same", what=what)
-    return None
+            checks = {
+                "digests": one.weights is not None and one.weights == other.weights,
+                "losses": bool(losses[0]) and losses[0] == losses[1],
+                "data": any(one.data[k] != other.data[k] for k in one.data.keys() & other.data),
+            }
+            for case in (case for case, same in checks.items() if same and one.name != other.name):
+                yield read("fail", case, one=other_name, other=name)
 
 
-def _evidence(facts: Facts) -> Finding | None:
+def _evidence(facts: Facts) -> Iterator[Read]:
     """What is missing of scores, or cannot be read."""
     model, retrained = facts.model, facts.retrained
-    for one, whose in ((model, "its"), (retrained, "the retrained model's")):
+    for one, whose in ((model, ITS), (retrained, THEIRS)):
         if one is None:
             continue
-        if gone := [name_of(name) for name in NEEDED if name not in one.varying]:
-            what = f"{whose} scores by {', '.join(gone)} are missing, not finite or all equal"
-            return missing("control", what)
-        if half := [n for n in one.likelihood.attacks if n not in one.varying]:
-            names = ", ".join(map(name_of, half))
-            return missing("control", f"{whose} scores by {names} are not finite or all equal")
+        if gone := [n for n in (*NEEDED, *one.likelihood.attacks) if n not in one.varying]:
+            yield read("missing", "scores", whose=whose, names=gone)
         if not one.pairs_with(one) or one.clusters is None:
-            return missing("control", f"{whose} texts have no ids or no clusters")
-    learned = model.learned
-    if learned is None or learned.p is None or learned.auc is None:
-        return missing("control", "the learned attack was not run")
-    if retrained is None:
-        return None
-    if not model.pairs_with(retrained) or model.clusters != retrained.clusters:
-        what = "the retrained model was evaluated on other texts, or in another order"
-        return missing("control", what)
-    if learned.against == "chance":
-        return missing("control", "the learned attack was not run against the retrained model")
-    return None
+            yield read("missing", "ids", whose=whose)
+    if model.learned is None or None in (model.learned.p, model.learned.auc):
+        yield read("missing", "learned")
+    elif retrained is not None and model.learned.against == "chance":
+        yield read("missing", "against")
+    if retrained is not None and (
+        not model.pairs_with(retrained) or model.clusters != retrained.clusters
+    ):
+        yield read("missing", "texts")
 
 
-def _knows(facts: Facts) -> Finding | None:
+def _knows(facts: Facts) -> Iterator[Read]:
     """The retrained model, judged like a candidate: against held-out texts and the original."""
     if facts.retrained is None:
-        return None
-    own, what = Facts(facts.retrained), ""
-    told = {n: one for n, one in own.told.items() if n in NEEDED}
+        return
+    own = Facts(facts.retrained)
+    told = {name: own.told[name] for name in NEEDED}
     name = strongest(told)
-    if told[name]["p"] * len(NEEDED) < THRESHOLDS["control"].value:
-        p = p_value(min(1.0, told[name]["p"] * len(NEEDED)))
-        what = f"{name_of(name)} tells members (AUC {told[name]['auc']:.2f}, p {p})"
-    elif recited := sum(line["recited"] for line in own.lines):
-        what = f"it recites {recited} forget texts"
-    elif facts.original is not None and facts.original.pairs_with(facts.retrained):
+    p = min(1.0, told[name]["p"] * len(NEEDED))
+    if p < CONTROL_ALPHA:
+        yield read("fail", "tells", name=name, auc=told[name]["auc"], p=p)
+    if recited := sum(line["recited"] for line in own.lines):
+        yield read("fail", "recites", count=recited)
+    if facts.original is not None and facts.original.pairs_with(facts.retrained):
         before = Facts(facts.original, None, facts.retrained).told
         if before and min(before[n]["p"] for n in NEEDED if n in before) >= ALPHA:
-            what = "no attack tells the original from it"
-    return _found("control", "fail", "knows", what=what) if what else None
+            yield read("fail", "original")
 
 
-def documents(facts: Facts) -> Finding:
+def documents(facts: Facts) -> Iterator[Read]:
     """The list of `metrics.audit`: any document recited, still said or told fails."""
-    lines = facts.lines
+    lines, model, retrained = facts.lines, facts.model, facts.retrained
     counts = {r: sum(line["reading"] == r for line in lines) for r in audit.READINGS}
-    bad = {r: counts[r] for r in audit.BAD if counts[r]}
     # An answer that is said is no proof where nobody knows whether it can be guessed.
-    alone = facts.retrained is None or any(
-        row.logp is None for row in facts.retrained.texts if row.said is not None
+    alone = retrained is None or any(
+        row.logp is None for row in retrained.texts if row.said is not None
     )
-    guesses = bad.pop("still said", 0) if alone else 0
+    bad = {r: counts[r] for r in audit.BAD if counts[r] and not (alone and r == "still said")}
+    of = len(lines)
     if bad:
-        what = ", ".join(f"{count} {reading}" for reading, count in bad.items())
         status = "over-forgets" if set(bad) == {"pushed away"} else "under-forgets"
-        figures = {"value": sum(bad.values()) / len(lines), "limit": 0.0}
-        words = {"count": sum(bad.values()), "of": len(lines), "what": what}
-        return _found("documents", "fail", "bad", status, **figures, **words)
-    for one, whose in ((facts.model, "its"), (facts.retrained, "the retrained model's")):
-        if one is not None and (gone := _unread(one)):
-            return missing("documents", f"{whose} {gone}")
-    if facts.retrained is None and not facts.model.held:
-        return missing("documents", "no held-out text says how much comes out by chance")
-    pair = (facts.model.extraction, facts.retrained and facts.retrained.extraction)
-    if pair[1] and (pair[0].id, pair[0].tokens) != (pair[1].id, pair[1].tokens):
-        what = "the retrained model was not asked for the same texts, or has another tokenizer"
-        return missing("documents", what)
-    if guesses:
-        return _found("documents", "open", "guess", count=guesses, of=len(lines))
+        figures = {"value": sum(bad.values()) / of, "limit": 0.0, "status": status}
+        yield read("fail", "bad", count=sum(bad.values()), of=of, readings=bad, **figures)
+    yield from _unread(model, ITS)
+    yield from _unread(retrained, THEIRS) if retrained is not None else ()
+    if retrained is None and not model.held:
+        yield read("missing", "held")
+    own, its = model.extraction, (retrained or model).extraction
+    if (own.id, own.tokens) != (its.id, its.tokens):
+        yield read("missing", "tokenizer")
+    if alone and counts["still said"]:
+        yield read("open", "guess", count=counts["still said"], of=of)
     if sure := sum(line["reading"] == "may be guessed" and line["sure"] for line in lines):
-        return _found("documents", "open", "sure", count=sure, of=len(lines))
-    long = [
-        row for row in facts.model.texts if row.tokens >= audit.RECITED_TOKENS * (1 + row.member)
-    ]
-    if not long:
-        return _found("documents", "open", "short")
+        yield read("open", "sure", count=sure, of=of)
+    long = (audit.RECITED_TOKENS * (1 + row.member) for row in model.texts)
+    if not any((row.tokens or 0) >= n for row, n in zip(model.texts, long, strict=True)):
+        yield read("open", "short")
     if any(line["q"] is None for line in lines if line["loss"] is not None):
-        return missing("documents", "membership of single documents was not tested")
-    case = "guessed" if counts["may be guessed"] else "pass"
-    words = {"count": counts["may be guessed"], "value": 0.0, "limit": 0.0}
-    return _found("documents", "pass", case, **words)
+        yield read("missing", "untested")
+    count = counts["may be guessed"]
+    yield read("pass", "guessed" if count else "gone", count=count, value=0.0, limit=0.0)
 
 
-def _unread(model: Model) -> str:
+def _unread(model: Model, whose: str) -> Iterator[Read]:
     """What is missing of the texts of a model."""
     texts, one = model.extraction, model.likelihood
-    rows, names = len(texts.id), texts.COLUMNS
-    if not rows or any(len(getattr(texts, name)) != rows for name in names):
-        gone = [name for name in names if len(getattr(texts, name)) != rows or not rows]
-        return f"forget rows have no {', '.join(gone)}"
+    rows = len(texts.id)
+    if gone := [n for n in texts.COLUMNS if not rows or len(getattr(texts, n)) != rows]:
+        yield read("missing", "rows", whose=whose, names=gone)
+        return
     for part, count in ((texts.member, one.member_loss), (texts.nonmember, one.nonmember_loss)):
         if any(len(getattr(part, name)) != len(count) for name in part.COLUMNS):
-            return "member and non-member texts have no longest run and greedy share"
-    for row in (*model.texts, *model.held):
-        if None in (row.tokens, row.strength, row.run, row.greedy):
-            return "texts lack a figure"
-    if any(row.logp is None for row in model.texts if not row.member):
-        return "answers lack a probability"
-    if any((row.exact is None) != (row.contained is None) for row in model.texts):
-        return "answers are not read both exactly and as contained"
-    return ""
+            yield read("missing", "whole", whose=whose)
+    lack = any(None in (r.tokens, r.strength, r.run, r.greedy) for r in (*model.texts, *model.held))
+    half = ((r.exact is None) != (r.contained is None) for r in model.texts)
+    if lack or any(half) or any(row.logp is None for row in model.texts if not row.member):
+        yield read("missing", "figure", whose=whose)
 
 
-def said(facts: Facts) -> Finding:
+def said(facts: Facts) -> Iterator[Read]:
     """Right answers, exact and contained each, paired by row with the retrained model; and the
     cells of the forget side."""
-    found = [*_answers(facts), _side(facts, "forget")]
-    one = worst(found)
-    if one.outcome != "pass":
-        return one
-    cells = found[-1]
-    figures = {k: getattr(cells, k) for k in ("value", "low", "high", "limit")}
-    return _found("said", "pass", "pass", **figures)
-
-
-def _answers(facts: Facts) -> list[Finding]:
+    yield _side(facts, "forget")
     model, retrained = facts.model, facts.retrained
-    mine = {row.id: row for row in model.texts if row.exact is not None}
+    mine, theirs = (
+        {row.id: row for row in one.texts if row.exact is not None} if one is not None else {}
+        for one in (model, retrained)
+    )
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
-        return []  # the forget set asks no questions
-    theirs = {row.id: row for row in retrained.texts if row.exact is not None} if retrained else {}
+        return  # the forget set asks no questions
     stated = model.answers.get("forget")
     if not mine or stated is None or None in (stated.n, stated.exact, stated.contained):
-        return [missing("said", "which answers are right was not measured row by row")]
+        yield read("missing", "rows")
+        return
     if stated.n != len(mine) or (retrained is not None and mine.keys() != theirs.keys()):
-        return [missing("said", "not the same questions were asked")]
-    found, limit = [], THRESHOLDS["answers"].value
+        yield read("missing", "questions")
+        return
+    names = [row.document for row in mine.values()]
     for kind in ("exact", "contained"):
         own = [float(bool(getattr(row, kind))) for row in mine.values()]
-        names = [row.document for row in mine.values()]
         gap = mean_of(own, names)
-        base, p, high = 0.0, 1.0, gap.interval(INNER)[1]
-        low = gap.interval(INNER)[0]
+        base, p, ends = 0.0, 1.0, gap.interval(INNER)
         if retrained is not None:
             other = [float(bool(getattr(theirs[key], kind))) for key in mine]
             base, gap = float(np.mean(other)), gap.minus(mean_of(other, names))
-            low, high = gap.value - gap.half(INNER), gap.value + gap.half(INNER)
+            ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
             p = _sign_p(own, other, names)
-        outcome = "fail" if p < ALPHA or low > limit else "pass" if high <= limit else "open"
-        words = {"what": kind, "share": float(np.mean(own)), "base": base, "whose": facts.whose}
-        figures = {"value": gap.value, "low": low, "high": high, "limit": limit, "p": p}
-        needed = _needed(outcome, len(own), high - gap.value, limit - gap.value)
-        found.append(_found("said", outcome, "answers", needed=needed, **figures, **words))
-    return found
+        words = {"kind": kind, "share": float(np.mean(own)), "base": base, "p": p}
+        case = "right" if retrained is None else "answers"
+        found = _below(case, len(own), ANSWERS, ends, gap.value, **words)
+        yield found._replace(outcome="fail") if p < ALPHA else found
 
 
 def _sign_p(own: Sequence[float], other: Sequence[float], names: Sequence[str]) -> float:
@@ -545,116 +410,77 @@ def _sign_p(own: Sequence[float], other: Sequence[float], names: Sequence[str]) 
 
 def bars(original: Model | None, retrained: Model | None) -> tuple[float, float]:
     """The least forget score and retain score of a model that may be called good."""
-    forget_bar, retain_bar = THRESHOLDS["forget_bar"].value, THRESHOLDS["keep_share"].value
-    if original is not None:
-        retain_bar *= original.side("retain") or 1.0
-    if retrained is not None:
-        tolerance = THRESHOLDS["retrained_tolerance"].value
-        target_forget, target_retain = (retrained.side(side) for side in semeval.SIDES)
-        if target_forget is not None:
-            forget_bar = target_forget - tolerance
-        if target_retain is not None:
-            retain_bar = target_retain - tolerance
-    return forget_bar, retain_bar
+    own = [retrained and retrained.side(side) for side in semeval.SIDES]
+    before = (original and original.side("retain")) or 1.0
+    alone = (FORGET_BAR, KEEP_SHARE * before)
+    return tuple(b if x is None else x - TOLERANCE for x, b in zip(own, alone, strict=True))
 
 
-def _side(facts: Facts, side: str) -> Finding:
-    name = {"forget": "said", "retain": "kept"}[side]
+def _side(facts: Facts, side: str) -> Read:
+    """The cells of a side against their bar."""
     model, original, retrained = facts.model, facts.original, facts.retrained
-    value, bar = model.side(side), bars(original, retrained)[side == "retain"]
-    if (gone := _lost_cells(model, side)) or value is None:
-        return missing(name, gone or f"no {side} cell has a value")
-    zero: list[str] = []
-    if side == "retain" and retrained is None and original is not None:
-        zero = [n for n in CELLS if n.startswith(side) and original.cells.get(n) == 0]
-    if zero:
-        return _kept_of_what_was(model, original, zero)
-    if retrained is not None and (gone := _lost_cells(retrained, side)):
-        return missing(name, f"{gone} of the retrained model")
-    ends, seen, words = model.intervals.get(side), value, ""
-    if ends is None:
-        return missing(name, f"the {side} side has no interval")
-    better = {n: v for n, v in model.any_script.items() if n.startswith(side) and v is not None}
-    if better:
-        seen = model.side(side, {**model.cells, **better})
+    names = [name for name in CELLS if name.startswith(side)]
+    value, bar, case = model.side(side), bars(original, retrained)[side == "retain"], "cells"
+    # Cells that have rows but no score, or of which nobody knows whether they have rows.
+    for one, whose in ((model, ITS), (retrained, THEIRS)):
+        for name in names if one is not None else ():
+            if (n := one.n.get(name)) is None or (n and one.cells.get(name) is None):
+                return read("missing", "cell", whose=whose, name=name)
+    if value is None:
+        return read("missing", "empty")
+    ends = model.intervals.get(side)
+    zero = [n for n in names if original is not None and original.cells.get(n) == 0]
+    better = {n: v for n, v in model.any_script.items() if n in names and v is not None}
+    if side == "retain" and retrained is None and zero:
+        # A share of nothing is no bar: free text is hardly ever said word for word.
+        left = [n for n in names if n not in zero and None not in (original.cells.get(n),
+                                                                  model.cells.get(n))]  # fmt: skip
+        known = [model.intervals.get(n) for n in left]
+        if not left or None in known:
+            return read("missing", "zero")
+        before, value = (float(harmonic_mean([one.cells[n] for n in left]))
+                         for one in (original, model))  # fmt: skip
+        bar, case = KEEP_SHARE * before, "without"
+        ends = [float(harmonic_mean([max(0.0, one[i]) for one in known])) for i in (0, 1)]
+    elif better:
+        value, case = model.side(side, {**model.cells, **better}), "script"
         ends = model.any_script_intervals.get(side)
-        words = f"; the official figure of {show(value)} does not see this script"
-    elif retrained is not None:
+    elif retrained is not None and ends is not None:
         # Paired: what is hard for both models cancels.
         gap = model.distance.get(side)
         if gap is None or gap.value is None or gap.interval is None:
-            return missing(name, f"the {side} side's distance from the retrained model's")
-        if abs(value - retrained.side(side) - gap.value) > 2e-3:
-            return missing(name, f"the {side} side's distance is another model's")
+            return read("missing", "distance")
         target = value - gap.value
+        if abs(target - retrained.side(side)) > 2e-3:
+            return read("missing", "other")
         ends = (target + gap.interval[0], target + gap.interval[1])
-    if ends is None or (ends[0] == ends[1] and seen not in (0.0, 1.0)):
-        return missing(name, f"the {side} side has no interval")
-    low, high = ends
-    outcome = "pass" if low >= bar else "fail" if high < bar else "open"
-    rows = sum(model.n.get(n) or 0 for n in CELLS if n.startswith(side))
-    needed = _needed(outcome, rows, seen - low, seen - bar)
-    figures = {"value": seen, "low": low, "high": high, "limit": bar}
-    return _found(name, outcome, "cells", needed=needed, what=words, **figures)
+    if ends is None or (ends[0] == ends[1] and value not in (0.0, 1.0)):
+        return read("missing", "interval")
+    rows = sum(model.n.get(n) or 0 for n in names)
+    return _above(case, rows, bar, ends, value, names=zero)
 
 
-def _kept_of_what_was(model: Model, original: Model, zero: Sequence[str]) -> Finding:
-    """The retain side without the cells in which the model before says nothing that counts: a share
-    of nothing is no bar (free text is hardly ever said word for word)."""
-    left = [n for n in CELLS if n.startswith("retain") and n not in zero]
-    left = [n for n in left if None not in (original.cells.get(n), model.cells.get(n))]
-    if not left:
-        what = "the model before says none of the kept answers exactly, so none of them can be lost"
-        return missing("kept", what)
-    ends = [model.intervals.get(n) for n in left]
-    if None in ends:
-        return missing("kept", "the score of kept rows has no interval")
-    value = model.side("retain", {n: model.cells[n] for n in left})
-    before = original.side("retain", {n: original.cells[n] for n in left})
-    bar = THRESHOLDS["keep_share"].value * before
-    low, high = (float(harmonic_mean([max(0.0, one[i]) for one in ends])) for i in (0, 1))
-    outcome = "pass" if low >= bar else "fail" if high < bar else "open"
-    what = f" (without {', '.join(zero)}, where the model before has 0)"
-    figures = {"value": value, "low": low, "high": high, "limit": bar}
-    return _found("kept", outcome, "cells", what=what, **figures)
-
-
-def _lost_cells(model: Model, side: str) -> str:
-    """Cells of a side that have rows but no score, or nobody knows whether they have rows."""
-    names = [name for name in CELLS if name.startswith(side)]
-    counts = {name: model.n.get(name) for name in names}
-    if None in counts.values():
-        return f"rows of {next(n for n, count in counts.items() if count is None)} not counted"
-    lost = [name for name in names if counts[name] and model.cells.get(name) is None]
-    return f"no score of {', '.join(lost)}" if lost else ""
-
-
-def members(facts: Facts) -> Finding:
+def members(facts: Facts) -> Iterator[Read]:
     """Told by any attack fails; passes where every one of the family is shown to be within the
     margin (all have to be, so no correction is due)."""
-    told = facts.told
-    if not told:
-        return missing("membership", "")
+    told, alone = facts.told, facts.retrained is None
     name = strongest(told)
+    if name is None:
+        yield read("missing", "unread")
+        return
     one = told[name]
     if one["p_corrected"] < FAMILY_ALPHA:
         figures = {"value": one["auc"], "low": one["low"], "high": one["high"]}
-        words = {"name": name_of(name), "auc": one["auc"], "p": one["p_corrected"]}
         status = f"{one['side']}-forgets"
-        return _found("membership", "fail", "told", status, **figures, **words)
+        yield read("fail", "told", name=name, status=status, p=one["p_corrected"], **figures)
     gaps = {n: told[n]["difference"] for n in FAMILY if n in told and told[n]["difference"]}
     name = max(gaps, key=lambda n: gaps[n]["p"])
-    gap, same = gaps[name], all(one["equivalent"] for one in gaps.values())
-    whose = "the retrained model's" if facts.retrained is not None else "0.5"
-    needs = [one["needed"] for one in gaps.values()]
+    same = all(gap["equivalent"] for gap in gaps.values())
+    needs = [gap["needed"] for gap in gaps.values()]
     needed = None if same or None in needs else max(needs)
-    words = {"name": name_of(name), "whose": whose, "what": ""}
-    if needed is not None:
-        words["what"] = f"; about {needed} of each kind would"
-    figures = {"limit": MARGIN, "p": one["p_corrected"]}
-    figures |= {key: gap[key] for key in ("value", "low", "high")}
-    outcome, case = ("pass", "same") if same else ("open", "open")
-    return _found("membership", outcome, case, needed=needed, **figures, **words)
+    figures = {key: gaps[name][key] for key in ("value", "low", "high")} | {"limit": MARGIN}
+    figures |= {"p": one["p_corrected"], "needed": needed, "alone": alone}
+    yield read("pass" if same else "open", "same" if same else "open", name=name, **figures)
 
 
 def strongest_gain(
@@ -672,8 +498,7 @@ def strongest_gain(
     attacked = list(rows[1:]) or list(rows)
     controlled = all("above_control" in row for row in attacked)
     figures = [row["above_control" if controlled else "gain"]["recalled"] for row in attacked]
-    p_values = [one["p"] if one["value"] > 0 else 1.0 for one in figures]
-    corrected = holm(p_values)
+    corrected = holm([one["p"] if one["value"] > 0 else 1.0 for one in figures])
     place = min(range(len(figures)), key=lambda i: (corrected[i], -figures[i]["value"]))
     return attacked[place], dict(figures[place]), float(corrected[place]), controlled
 
@@ -691,85 +516,72 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
     return bool(rows) and all(map(lost, rows))
 
 
-def attacks(facts: Facts) -> Finding | None:
-    """Of `axolotl-unlearn attack`, file by file; None where none was run on this model."""
-    found = [missing("attacks", what) for what in facts.unread]
+def attacks(facts: Facts) -> Iterator[Read]:
+    """Of `axolotl-unlearn attack`, file by file, each test at the level of what is added; nothing
+    where none was run on this model."""
+    for case, title in facts.unread:
+        yield read("missing", case, name=title)
     if (one := facts.model.canaries) is not None:
         for p, status in ((one.p_known, "under-forgets"), (one.p_pushed, "over-forgets")):
-            outcome = "open" if p is None else "fail" if p < ADDED else "pass"
-            words = {"name": "a coin's canaries", "value": one.auc or 0.5, "p": p or 0.0}
-            found.append(_found("attacks", outcome, "told", status, **words))
-    for one in facts.attacks:
-        found += [*_comes_back(one), *_told_by(one)]
-    if not found:
-        return None
-    one = worst(found)
-    if one.outcome != "pass":
-        return one
-    return _found("attacks", "pass", "pass", count=len(found), value=one.value)
+            name, figures = "a coin's canaries", {"value": one.auc or 0.5, "p": p, "status": status}
+            if p is None:
+                yield read("missing", "unmade", name=name)
+            else:
+                yield read("fail" if p < ADDED else "pass", "told", name=name, **figures)
+    for file in facts.attacks:
+        yield from _comes_back(file)
+        yield from _told_by(file)
 
 
-def _comes_back(file: Attack) -> list[Finding]:
-    """Each variant of an attack on the text, at the level of what is added."""
-    name, limit, found = file.title or file.attack, THRESHOLDS["comes_back"].value, []
-    as_dict = file.model_dump(exclude_none=True)
-    wrecked = bool(file.rows) and wrecks(as_dict)
+def _comes_back(file: Attack) -> Iterator[Read]:
+    """Each variant of an attack on the text."""
+    wrecked = bool(file.rows) and wrecks(file.model_dump(exclude_none=True))
     for row in file.rows[1:] or file.rows:
-        controlled = row.above_control is not None
-        gain = (row.above_control if controlled else row.gain).recalled
-        tells = gain.p < ADDED and gain.value > limit
-        outcome = "fail" if tells else "pass" if gain.high < limit and not wrecked else "open"
-        what = "above its control" if controlled else "(no control was given)"
-        what += ", but its training did away with the text" if wrecked and not tells else ""
-        figures = {"value": gain.value, "low": gain.low, "high": gain.high, "limit": limit}
-        words = {"name": f"{name} ({row.more.get('variant')})", "what": what, "p": gain.p}
-        found.append(_found("attacks", outcome, "back", **figures, **words))
-    return found
+        case = "gained" if row.above_control is None else "back"
+        gain = (row.above_control or row.gain).recalled
+        outcome = "pass" if gain.high < COMES_BACK else "open"
+        if gain.p < ADDED and gain.value > COMES_BACK:
+            outcome = "fail"
+        elif wrecked:
+            outcome, case = "open", "wrecked"
+        figures = gain.model_dump() | {"limit": COMES_BACK}
+        name = f"{file.title or file.attack} ({row.more.get('variant')})"
+        yield read(outcome, case, name=name, **figures)
 
 
-def _told_by(file: Attack) -> list[Finding]:
-    """Each test of members against non-members, and each document, at the level of what is
-    added; what a look inside does not show to be the control's is open."""
-    found = [missing("attacks", f"{name} could not be made") for name in file.missing]
-    tests = [
-        (f"{view.title} ({key})", view.told.auc, view.told.p, view.difference)
-        for key, view in file.views.items()
-    ]
-    tests += [(name, one.auc, one.p, one.difference) for name, one in file.tests.items()]
-    inside = bool(file.views) or file.attack == "inside"
-    for name, area, p, gap in tests:
-        case, outcome = "told", "fail" if p < ADDED else "pass"
+def _told_by(file: Attack) -> Iterator[Read]:
+    """Each test of members against non-members, and each document; what a look inside does not
+    show to be the control's is open."""
+    for name in file.missing:
+        yield read("missing", "unmade", name=name)
+    for name, one in file.tests.items():
+        gap, case, outcome = one.difference, "told", "fail" if one.p < ADDED else "pass"
         within = gap is not None and -MARGIN < gap.low and gap.high < MARGIN
-        if outcome == "pass" and inside and not within:
+        if outcome == "pass" and file.attack == "inside" and not within:
             case, outcome = "inside", "open"
-        found.append(_found("attacks", outcome, case, name=name, value=area, p=p))
+        yield read(outcome, case, name=name, value=one.auc, p=one.p)
     if file.documents:
         q = false_discovery_control([one.p for one in file.documents.values()], method="bh")
-        if count := int((q <= audit.RATE).sum()):
-            over = {one.side for one, x in zip(file.documents.values(), q, strict=True)
-                    if x <= audit.RATE} == {"over"}  # fmt: skip
-            words = {"name": file.title or file.attack, "count": count}
-            status = "over-forgets" if over else ""
-            found.append(_found("attacks", "fail", "documents", status, **words))
-    return found
+        found = [one.side for one, x in zip(file.documents.values(), q, strict=True)
+                 if x <= audit.RATE]  # fmt: skip
+        if found:
+            figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
+            name = file.title or file.attack
+            yield read("fail", "documents", name=name, count=len(found), **figures)
 
 
-def kept(facts: Facts) -> Finding:
-    return _side(facts, "retain")
+def kept(facts: Facts) -> Iterator[Read]:
+    yield _side(facts, "retain")
 
 
-#: How answers to the forget set may give away what was removed: words, and what it is then.
+#: Shares of answers to the forget set that give away what was removed, and what it is then.
 MANNERS = {
-    "broken": ("broken text", "broken"),
-    "nonsense": ("nonsense", "broken"),
-    "constant": ("one and the same text, or nearly", "over-forgets"),
-    "empty": ("empty", "over-forgets"),
-    "refusing": ("refusals", "over-forgets"),
-    "echo": ("echoes of the question", "over-forgets"),
+    **dict.fromkeys(("broken", "nonsense"), "broken"),
+    **dict.fromkeys(("constant", "empty", "refusing", "echo"), "over-forgets"),
 }
 
 
-def manner(facts: Facts) -> Finding:
+def manner(facts: Facts) -> Iterator[Read]:
     """Shares of outputs on the forget set above the retrained model's; without one, those of the
     original count for what is not broken: a set may have one answer."""
     mine, theirs = (
@@ -777,9 +589,9 @@ def manner(facts: Facts) -> Finding:
         for one in (facts.model, facts.retrained)
     )
     if mine is None or (facts.retrained is not None and theirs is None):
-        return missing("manner", "its own, or the retrained model's")
-    found = []
-    for name, (words, status) in MANNERS.items():
+        yield read("missing", "unread")
+        return
+    for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n
         share = getattr(mine, name)
         if (name == "nonsense" and n == 0) or (name in ("refusing", "echo") and share is None):
@@ -787,24 +599,19 @@ def manner(facts: Facts) -> Finding:
         base = theirs if theirs is not None else mine.reference if status != "broken" else None
         other = getattr(base, name) if base is not None else 0.0
         if None in (share, other) or not n:
-            found.append(missing("manner", words))
+            yield read("missing", "lacks", kind=name)
             continue
-        low, high = _exact_share(share, n)
-        limit = THRESHOLDS["broken"].value + other
-        outcome = "pass" if high <= limit else "fail" if low > limit else "open"
-        figures = {"value": share, "low": low, "high": high, "limit": limit, "base": other}
-        figures |= {"needed": _needed(outcome, n, high - share, limit - share)}
-        words = {"what": words, "share": share, "whose": facts.whose}
-        found.append(_found("manner", outcome, "share", status, **figures, **words))
-    one = worst(found)
-    return _found("manner", "pass", "pass") if one.outcome == "pass" else one
+        figures = {"kind": name, "base": other, "alone": theirs is None, "status": status}
+        ends = share_of(round(share * n), n, INNER)
+        case = "alone" if base is None else "share"
+        yield _below(case, n, MANNER + other, ends, share, **figures)
 
 
 class Criterion(NamedTuple):
     title: str
-    #: What a failure makes of the model, where the finding does not say.
+    #: What a failure makes of the model, where the figures do not say.
     status: str
-    judge: Callable[[Facts], Finding | None]
+    read: Callable[[Facts], Iterator[Read]]
 
 
 CRITERIA = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-#: Status -> what it means, in a few words.
+#: Status -> what it means, in a few words; the worst first.
 HEADLINES = {
     "broken": "its outputs or its general ability are broken",
     "under-forgets": "the forget set is still in it",
@@ -13,97 +14,152 @@ HEADLINES = {
     "good": "forgets without standing out and keeps the rest",
 }
 
-#: Criterion -> case -> sentence; figures in braces are those of the finding.
+_CELLS = "{value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is asked"
+_SIDE = {
+    "empty": "it has no cell with a value",
+    "cell": "{name} of {whose} rows has no score, or its rows were not counted",
+    "distance": "its distance from the retrained model was not measured",
+    "other": "its distance from the retrained model is another model's",
+    "interval": "it has no interval",
+    "zero": "the model before says none of the kept answers exactly, so none of them can be lost",
+    "cells": _CELLS,
+    "script": f"{_CELLS} (by words of every script, which the official figure does not see)",
+    "without": f"{_CELLS} (without {{names}}, where the model before has 0)",
+}
+_BRINGS = "{name} brings back {value:+.2f} [{low:+.2f}, {high:+.2f}] of the forget texts"
+_TELLS = "{name} tells members from texts it never saw (AUC {value:.2f}, p {p}"
+
+#: Criterion -> case -> sentence; what stands in braces are figures of the reading, in words.
 WORDS = {
     "outputs": {
-        "missing": "whether its outputs are whole was not measured ({what})",
-        "collapsed": "its outputs on the retain set are broken ({what})",
-        "pass": "its outputs are whole",
+        "unread": "whether its outputs are whole was not measured (retain set)",
+        "broken": "its outputs on the retain set are broken ({what})",
+        "whole": "its outputs are whole",
     },
     "able": {
-        "missing": "its utility cannot be judged: {what}",
+        "unread": "its utility was not measured",
+        "guess": "its utility cannot be judged: what guessing gives is not known",
+        "ungated": "its utility was not gated, for want of an original to compare",
         "chance": "utility {value:.2f} of {n} questions, guessing gives {limit:.2f}",
         "group": "utility in {group} fell from {before} to {after} of {n} questions (p {p})",
         "gate": "utility {value:.2f} [{low:.2f}, {high:.2f}], at least {limit:.2f} is asked",
     },
     "control": {
-        "missing": "the comparison cannot be made: {what}",
-        "same": "{what}, so that nothing is compared",
-        "sets": "members and non-members differ without any model ({what}: AUC {value:.2f})",
-        "knows": "the retrained model itself is not one that never saw the texts: {what}",
-        "pass": "what it is compared with is sound",
+        "gone": "the retrained model that it was compared with is not there",
+        "blind": "whether the sets differ without any model ({names}) is open",
+        "scores": "{whose} scores by {names} are missing, not finite or all equal",
+        "ids": "{whose} texts have no ids or no clusters",
+        "learned": "the learned attack was not run",
+        "against": "the learned attack was not run against the retrained model",
+        "texts": "the retrained model was evaluated on other texts, or in another order",
+        "sets": "members and non-members differ without any model ({name}: AUC {value:.2f})",
+        "digests": "{one} and {other} are one by their digests, so that nothing is compared",
+        "losses": "{one} and {other} have the same losses to the last digit",
+        "data": "{one} and {other} were evaluated on other data",
+        "tells": "the retrained model itself knows the texts ({name}: AUC {auc:.2f}, p {p})",
+        "recites": "the retrained model itself recites {count} forget texts",
+        "original": "no attack tells the original from the retrained model",
         "alone": "the two sets are alike; no retrained model was evaluated",
+        "sound": "what it is compared with is sound",
     },
     "documents": {
-        "missing": "documents cannot be judged one by one: {what}",
+        "rows": "{whose} forget rows have no {names}",
+        "whole": "{whose} member and non-member texts have no longest run and greedy share",
+        "figure": "{whose} texts lack a figure, or the probability of an answer",
+        "held": "no held-out text says how much comes out by chance",
+        "tokenizer": "the retrained model was asked for other texts, or has another tokenizer",
+        "untested": "membership of single documents was not tested",
         "short": "no text is long enough to be called recited, so none can be cleared",
-        "bad": "{count} of {of} documents not gone ({what})",
+        "bad": "{count} of {of} documents not gone ({readings})",
         "guess": "{count} of {of} documents still answered, and no retrained model says whether"
         " they can be guessed",
         "sure": "{count} of {of} documents are answered with certainty, which the retrained model"
         " may guess only",
         "guessed": "no document is recited or told apart; {count} are answered as a guess may",
-        "pass": "no document is recited, said or told apart",
+        "gone": "no document is recited, said or told apart",
     },
     "said": {
-        "missing": "right answers cannot be compared: {what}",
-        "answers": "{share:.1%} of its answers are right ({what}), {base:.1%} of {whose}",
-        "cells": "forgotten {value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is"
-        " asked{what}",
-        "pass": "right answers are as rare as they should be, forgotten {value:.2f} of 1",
+        **{case: f"the forget side cannot be judged: {text}" for case, text in _SIDE.items()},
+        **{case: f"forgotten {_SIDE[case]}" for case in ("cells", "script", "without")},
+        "rows": "which answers are right was not measured row by row",
+        "questions": "the right answers are not those to the same questions",
+        "right": "{share:.1%} of its answers are right ({kind})",
+        "answers": "{share:.1%} of its answers are right ({kind}), {base:.1%} of {target}",
     },
     "membership": {
-        "missing": "membership was not measured",
-        "told": "{name} tells members from texts it never saw (AUC {auc:.2f}, p {p} corrected)",
-        "same": "every attack's AUC is within {limit:.1f} of {whose} (largest doubt: {value:+.2f}"
+        "unread": "membership was not measured",
+        "told": f"{_TELLS} corrected)",
+        "same": "every attack's AUC is within {limit:.1f} of {middle} (largest doubt: {value:+.2f}"
         " [{low:+.2f}, {high:+.2f}] at {name})",
-        "open": "these texts do not show that every AUC is within {limit:.1f} of {whose}"
-        " ({value:+.2f} [{low:+.2f}, {high:+.2f}] at {name}){what}",
+        "open": "these texts do not show that every AUC is within {limit:.1f} of {middle}"
+        " ({value:+.2f} [{low:+.2f}, {high:+.2f}] at {name}){needed}",
     },
     "attacks": {
-        "missing": "{what}",
-        "back": "{name} brings back {value:+.2f} [{low:+.2f}, {high:+.2f}] of the forget texts"
-        " {what}",
-        "told": "{name} tells members from texts it never saw (AUC {value:.2f}, p {p})",
+        "torn": "the file of {name} is not whole: attack again",
+        "taught": "the control of {name} is a model that saw the texts",
+        "unmade": "{name} could not be made",
+        "back": f"{_BRINGS} above its control",
+        "gained": f"{_BRINGS} (no control was given)",
+        "wrecked": f"{_BRINGS}, but its training did away with the text",
+        "told": f"{_TELLS})",
         "documents": "{name} tells {count} documents from texts that were never seen",
         "inside": "{name}: its weights are not shown to tell as little as the control's",
-        "pass": "none of {count} attacks finds anything",
     },
     "kept": {
-        "missing": "what is kept cannot be compared: {what}",
-        "cells": "kept {value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is asked"
-        "{what}",
+        **{case: f"the retain side cannot be judged: {text}" for case, text in _SIDE.items()},
+        **{case: f"kept {_SIDE[case]}" for case in ("cells", "script", "without")},
     },
     "manner": {
-        "missing": "how it answers the forget questions was not measured ({what})",
-        "share": "{share:.0%} of its answers on the forget set are {what} ({base:.0%} of {whose})",
-        "pass": "it answers the forget questions as it answers others",
+        "unread": "how it answers the forget questions was not measured",
+        "lacks": "how many of its answers on the forget set are {kind} was not measured",
+        "alone": "{value:.0%} of its answers on the forget set are {kind}",
+        "share": "{value:.0%} of its answers on the forget set are {kind} ({base:.0%} of {target})",
     },
-}
+}  # fmt: skip
 
 #: What AUCs beside 0.5 cannot see.
 ALONE = (
     " Without a retrained model in the table, how close this is to the true target stays open: "
     "members pushed both ways, or all to one loss, leave an AUC near 0.5."
 )
+_NAMES = {
+    "loss": "loss",
+    "zlib": "loss per compressed byte",
+    "min_k_20": "Min-K% 20",
+    "min_k_plus_20": "Min-K%++ 20",
+    "reference": "loss ratio to a reference",
+    "learned": "learned attack",
+    "model": "the model",
+    "original": "the original",
+    "retrained": "the retrained model",
+    "constant": "one and the same text, or nearly",
+    "broken": "broken text",
+    "refusing": "refusals",
+    "echo": "echoes of the question",
+}
 
 
-def says(criterion: str, case: str, figures: dict[str, Any]) -> str:
-    """One sentence without the model's name."""
-    return WORDS[criterion][case].format(**figures)
-
-
-def name_of(attack: str) -> str:
-    """The attack in words: "min_k_plus_20" to "Min-K%++ 20"."""
-    return {
-        "loss": "loss",
-        "zlib": "loss per compressed byte",
-        "min_k_20": "Min-K% 20",
-        "min_k_plus_20": "Min-K%++ 20",
-        "reference": "loss ratio to a reference",
-        "learned": "learned attack",
-    }.get(attack, attack.replace("_", " "))
+def name_of(name: str) -> str:
+    """An attack (or a manner of answering) in words: "min_k_plus_20" is "Min-K%++ 20"."""
+    return _NAMES.get(name, name.replace("_", " "))
 
 
 def p_value(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"
+
+
+def says(criterion: str, case: str, figures: Mapping[str, Any]) -> str:
+    """One sentence without the model's name."""
+    words = dict(figures)
+    for key in {"name", "one", "other", "kind"} & words.keys():
+        words[key] = name_of(words[key])
+    if words.get("p") is not None:
+        words["p"] = p_value(words["p"])
+    words["names"] = ", ".join(map(name_of, words.get("names", ())))
+    words["readings"] = ", ".join(f"{n} {name}" for name, n in words.get("readings", {}).items())
+    needed = words.get("needed")
+    words["needed"] = "" if needed is None else f"; about {needed} of each kind would"
+    alone = words.get("alone")
+    words["target"] = "the original's" if alone else "the retrained model's"
+    words["middle"] = "0.5" if alone else "the retrained model's"
+    return WORDS[criterion][case].format(**words)
