@@ -450,13 +450,13 @@ def test_held_out_rows_that_it_takes():
 
 def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     """`keep_share` of 0 became .8: a model of free text was never good."""
-    from axolotl_unlearn.metrics.verdict.criteria import missing
     from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.metrics.verdict import Finding
     from axolotl_unlearn.requests.verdict import kept_by_loss
 
     rows = [row_gone("a"), row_gone("b")]
     free = judgement()
-    free.findings[1] = missing("kept", "no kept answer is exact")
+    free.findings[1] = Finding("kept", "open", "no kept answer is exact", missing=True)
     assert lacking(rows, judged=free) == [free.findings[1].says]
     (tmp_path / "eval").mkdir()
     for rise, good in ((0.02, True), (0.3, False)):
