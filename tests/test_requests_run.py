@@ -450,8 +450,8 @@ def test_held_out_rows_that_it_takes():
 
 def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     """`keep_share` of 0 became .8: a model of free text was never good."""
-    from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.metrics.verdict import Finding
+    from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.verdict import kept_by_loss
 
     rows = [row_gone("a"), row_gone("b")]
