@@ -320,56 +320,6 @@ def test_the_registry():
     with fails("attack.twice"):
         attack("loss", "text", "none", "none")(lambda *_: None)
     assert all(one.source and one.cost for one in REGISTRY.values())
-def test_a_minority_that_leaks_is_judged_by_itself():
-    """A group of 12 among 40 is told, the others not; a group of 2 is not measured."""
-    rng = np.random.default_rng(1)
-    groups = ["rare"] * 12 + ["few"] * 2 + ["most"] * 26
-    scores = rng.normal(size=80)
-    scores[:12] += 3
-    sides = [[(f"{side}{i}", f"text {i}") for i in range(40)] for side in "mn"]
-    made_up = replace(REGISTRY["loss"], name="made_up", look=lambda *_: scores)
-    found = attack_model(Target(None, None), *sides, [made_up], (groups, groups))
-    rare, most = (found["tests"][f"made_up in group {name}"] for name in ("rare", "most"))
-    assert rare["p_corrected"] < 0.01 and rare["auc"] > 0.9
-    assert most["low"] <= 0.5 <= most["high"]
-    assert rare["p_corrected"] == pytest.approx(3 * rare["p"])  # Holm, three tests
-    assert found["status"] == "told" and "made_up in group rare" in sentence("m", found)
-    assert found["missing"] == ["made_up in group few"]
-
-
-def test_texts_next_to_the_cut_off():
-    """The later half of the older side, the earlier half of the newer; either side may be older."""
-    old, new = ["2020", "2022", "2021"], ["2026-05", "2023", "2025", "2024"]
-    told = [FAR, NEAR, NEAR], [FAR, NEAR, FAR, NEAR]
-    assert by_date(old, new) == told and by_date(new, old) == told[::-1]
-
-
-def test_baselines_next_to_the_cut_off_see_less_of_the_time():
-    """Texts grow with the years, members are older: far from the cut-off length tells all."""
-    rng = np.random.default_rng(0)
-    years = [list(range(1900, 1960)), list(range(1960, 2020))]
-    sides = [
-        [(f"{y}", "word " * int(y - 1890 + rng.normal(0, 30) + 60)) for y in side] for side in years
-    ]
-    found = blind(*sides, by_date(*([str(y) for y in side] for side in years)))
-    far, near = (abs(found["groups"][name]["length"]["auc"] - 0.5) for name in (FAR, NEAR))
-    assert far > 0.4 > near + 0.1 and found["baselines"]["length"]["separates"]
-
-
-@pytest.mark.parametrize("field", ["group", "date"])
-def test_groups_are_read_from_the_rows(place, tmp_path, field):
-    for side in ("member", "nonmember"):
-        rows = map(json.loads, (place / "data" / f"{side}.jsonl").read_text("utf-8").splitlines())
-        value = {"group": "ab", "date": ["2019"] * 2 if side == "member" else ["2020"] * 2}[field]
-        lines = [json.dumps(row | {field: value[i % 2]}) + "\n" for i, row in enumerate(rows)]
-        (tmp_path / f"{side}.jsonl").write_text("".join(lines), "utf-8")
-    outcome = run("membership", place / "original", "--attacks", "loss", "--data", tmp_path,
-                  "--out", tmp_path)  # fmt: skip
-    assert outcome.exit_code == 0, outcome.output
-    found = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
-    names = "ab" if field == "group" else (NEAR, FAR)
-    assert [found["tests"][f"loss in group {name}"]["n"] for name in names] == [[15, 20], [15, 20]]
-    assert set(found["blind"]["groups"]) == set(names)
 
 
 def test_the_difference_from_a_control_lies_in_its_interval_below_zero_too():
