@@ -27,7 +27,7 @@ from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
-from axolotl_unlearn.engine.batch import Batch, to_device
+from axolotl_unlearn.engine.batch import Batch, to_device, to_host
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions, targets
 from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
@@ -538,11 +538,9 @@ class LevelCallback(Extension):
         with evaluating(model):
             better, stop = agreed(self.watch(model, step, correct=settled and not last))
         if better:
-            self.kept = {
-                name: p.detach().to("cpu", copy=True)
-                for name, p in model.named_parameters()
-                if p.requires_grad
-            }
+            moving = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+            copies = to_host([*moving.values()])  # of a CPU's they are the same tensors
+            self.kept = {n: copy.clone() for n, copy in zip(moving, copies, strict=True)}
         why = ""
         if stop and settled and not last:
             stalled = self.stopping.stalled
