@@ -25,7 +25,9 @@ def nats(folder: str, text: str) -> tuple[list[str], list[float]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(ids).logits
+        logits = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(ids).logits
+        )
     surprise = -logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     return [tokenizer.decode([token]) for token in ids[0, 1:]], surprise.tolist()
 
@@ -52,7 +54,9 @@ def main(documents: str, name: str, out: str, *models: str) -> None:
     rows = [json.loads(line) for line in Path(documents).read_text("utf-8").splitlines()]
     text = next(row["document"] for row in rows if row["id"] == name)
     read = {label: nats(folder, text) for label, folder in (one.split("=", 1) for one in models)}
-    picture(next(iter(read.values()))[0], {label: row for label, (_, row) in read.items()}, Path(out))
+    picture(
+        next(iter(read.values()))[0], {label: row for label, (_, row) in read.items()}, Path(out)
+    )
 
 
 if __name__ == "__main__":
