@@ -69,6 +69,8 @@ def config(stage: Path, out: str, **changes) -> dict:
     }
     for side in (0, 1):
         cfg["datasets"][side]["path"] = str(stage / f"{('forget', 'retain')[side]}.jsonl")
+    for entry in cfg["datasets"][2:]:
+        entry["path"] = str(ROOT / entry["path"])  # some runs start elsewhere
     return cfg | changes
 
 

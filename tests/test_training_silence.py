@@ -49,9 +49,54 @@ def test_a_run_that_goes_on_as_another_is_refused(stage, begun, key, tmp_path):
         train(stage, f"as-{key}", resume_from_checkpoint=str(begun), **{key: change[key]})
 
 
+@pytest.mark.parametrize(
+    "key", ["learning_rate", "adam_beta1", "lora_alpha", "peft_use_rslora", "optimizer"]
+)
+def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
+    """Rates and betas come with the optimizer's state, whatever the config says; another scale of
+    the adapter is another model. Other optimizers were a traceback."""
+    value = {"lora_alpha": 64, "peft_use_rslora": True, "optimizer": "sgd"}.get(key, 1e-5)
+    with fails("resume.made-of"):
+        train(stage, f"as-{key}", resume_from_checkpoint=str(begun), max_steps=3, **{key: value})
+
+
+def test_files_that_a_run_is_made_of(tmp_path):
+    """Each edit, of what names stand for: a base's or an adapter's config, a teacher, held-out
+    rows."""
+    from datasets import Dataset
+
+    from axolotl_unlearn.config import parse_unlearn
+    from axolotl_unlearn.training.resume import made_of
+
+    files = {
+        "base/config.json": "base_model",
+        "base/model.safetensors": "base_model",
+        "start/adapter_config.json": "base_model",
+        "teacher/model.safetensors": "unlearn.reference",
+        "beside/adapter_model.safetensors": "unlearn.reference",
+        "heldout.jsonl": "unlearn.level.heldout",
+    }
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("1")
+    teacher = {"model": str(tmp_path / "teacher"), "adapter": str(tmp_path / "beside")}
+    args = parse_unlearn({
+        "forget": {"objective": "match"}, "retain": {"objective": "kl"}, "reference": teacher,
+        "level": {"heldout": str(tmp_path / "heldout.jsonl")},
+    })  # fmt: skip
+    rows = Dataset.from_dict(dict.fromkeys(("input_ids", "labels", "role", "kind", "task"), [[1]]))
+    cfg = {"base_model": str(tmp_path / "base"), "lora_model_dir": str(tmp_path / "start")}
+    before = made_of(cfg, args, rows, 4)
+    for file, key in files.items():
+        (tmp_path / file).write_text("11")
+        now = made_of(cfg, args, rows, 4)
+        assert [name for name in now if now[name] != before[name]] == [key]
+        before = now
+
+
 def test_a_run_that_goes_on_longer_is_the_same_run(stage, begun):
     """So is one that cuts its batches otherwise."""
-    cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-5}
+    cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "weight_decay": 0.1}
     more = {"resume_from_checkpoint": str(begun), "max_steps": 3, **cut}
     assert (train(stage, "longer", **more) / "adapter_model.safetensors").is_file()
 

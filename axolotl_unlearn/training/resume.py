@@ -27,6 +27,14 @@ LOG = logging.getLogger(__name__)
 #: In a checkpoint, beside what references remember: `made_of` its run.
 MADE_OF = "made-of.json"
 STATE = "trainer_state.json"  # what Trainer writes last
+#: Settings of another model with the same weights, and those that an optimizer's state holds,
+#: so that a new value would do nothing.
+_SETTINGS = """
+    adapter lora_r lora_alpha lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora
+    load_in_4bit load_in_8bit overrides_of_model_config optimizer optim_args learning_rate
+    adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale
+    lr_groups loraplus_lr_ratio loraplus_lr_embedding
+""".split()
 _WEIGHTS = ("*.safetensors", "pytorch_model*", "adapter_model*", "global_step*")
 _OPTIMIZER = ("optimizer*", "global_step*", "pytorch_model_fsdp*")
 
@@ -64,8 +72,8 @@ def choose_checkpoint(cfg: Any) -> None:
 def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str, str]:
     """Digests of what a run is made of, by the key that says it.
 
-    A run that goes on may differ in all else: how long it is, its learning rate, how often it
-    logs, saves and evaluates, and how a batch is cut into micro-batches and processes.
+    A run that goes on may differ in all else: how long it is, its schedule, how often it logs,
+    saves and evaluates, and how a batch is cut into micro-batches and processes.
 
     Args:
         batch: Pairs of an optimizer step.
@@ -73,12 +81,10 @@ def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str,
     digest = hashlib.sha256()
     for name in ("input_ids", "labels", *FACTS[:3]):
         digest.update(json.dumps(list(rows[name][:])).encode())
-    base = Path(str(cfg.get("base_model")))
-    files = sorted(base.glob("*.safetensors")) + sorted(base.glob("pytorch_model*.bin"))
-    starts = [file_digest(file) for file in files] or [str(base)]
+    starts = _content(cfg.get("base_model"))
     if cfg.get("lora_model_dir"):
-        adapter = Path(str(cfg.get("lora_model_dir")))
-        starts += [file_digest(file) for file in sorted(adapter.glob("adapter_model*"))]
+        starts += _content(cfg.get("lora_model_dir"))
+    references = [_content(path) for r in args.references() for path in (r.model, r.adapter)]
     without = {"audit", "chunk_mib", "padding_free", "reference_gib", "preset", "data"}
     block = args.model_dump(mode="json", exclude=without, exclude_unset=True)
     return {
@@ -87,7 +93,19 @@ def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str,
         "unlearn": content_key(block),
         "seed": content_key(cfg.get("seed"), cfg.get("data_seed")),
         "micro_batch_size": str(batch),
+        "unlearn.reference": content_key(references),
+        "unlearn.level.heldout": content_key(_content(args.level and args.level.heldout)),
+        **{key: content_key(cfg.get(key) or None) for key in _SETTINGS},
     }
+
+
+def _content(path: str | None) -> list[str]:
+    """Digests of a file, or of a folder's weights and config; the name of what is not here."""
+    if not path or Path(path).is_file():
+        return [file_digest(Path(path))] if path else []
+    patterns = ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin", "*config.json")
+    files = sorted(file for pattern in patterns for file in Path(path).glob(pattern))
+    return [file_digest(file) for file in files] or [str(path)]
 
 
 def require_same(folder: Path, now: Mapping[str, str]) -> None:
@@ -101,7 +119,7 @@ def require_same(folder: Path, now: Mapping[str, str]) -> None:
         LOG.warning("%s is missing: whether the run goes on with its own rows is not known.", file)
         return
     before = json.loads(file.read_text("utf-8"))
-    differ = [f"`{key}`" for key in now if before.get(key) != now[key]]
+    differ = [f"`{key}`" for key in now if before.get(key, now[key]) != now[key]]
     if differ:
         raise UnlearnError(
             f"the checkpoint {folder.parent} is of a run with another {', '.join(differ)}: the "
