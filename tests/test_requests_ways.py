@@ -464,7 +464,7 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     assert again.by == "1 earlier training" and 20 < again.seconds < 35.5
     log.unlink()
     before_log = plan(made)
-    with pytest.raises(UnlearnError, match="use retrain, match or auto"):
+    with pytest.raises(UnlearnError, match="use shards, retrain, match or auto"):
         running.take(made, "magic")
     (tmp_path / "all.jsonl").write_text("{}\n")
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output

@@ -73,6 +73,17 @@ def test_generated_rows_are_those_of_the_adapter_alone(routed, batch_size):
         assert said == [one.text for one in expected]
 
 
+def test_without_rows_of_nobody_the_base_answers(routed, tmp_path):
+    shutil.copytree(routed / "model", tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "shard-0")
+    prompt = ["12 times 7 is "]
+    said, base = (
+        generate_greedily(*load(str(source)), prompt, max_new_tokens=8)[0].text
+        for source in (tmp_path / "model", routed / "base")
+    )
+    assert said == base
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_the_models_own_generate(routed, beams):
     model, tokenizer = load(str(routed / "model"))

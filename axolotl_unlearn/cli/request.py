@@ -231,7 +231,7 @@ def _cost(cost: Any) -> Iterator[str]:
 @_FOLDER
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=COUNT, help="[all cores]")
-@click.option("--way", type=click.Choice(("retrain", "match", "auto")),
+@click.option("--way", type=click.Choice(("shards", "retrain", "match", "auto")),
               help="[auto, or that of an earlier start]")  # fmt: skip
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option("--processes", default=1, type=COUNT, help="Of each training.")
@@ -239,8 +239,9 @@ def _cost(cost: Any) -> Iterator[str]:
 def run(folder: Path, limit_minutes: float | None, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
-    `--way retrain` trains the base on the remaining rows, which is exact. `match` unlearns. `auto`
-    takes the cheapest exact way (see `request plan`), or `match` where it takes longer than
+    `--way retrain` trains the base on the remaining rows, which is exact; `shards` one part of a
+    model of `axolotl-unlearn shards train`, which is exact too. `match` unlearns. `auto` takes the
+    cheapest exact way (see `request plan`), or `match` where it takes longer than
     `--limit-minutes`.
     """
     _quietly()

@@ -65,9 +65,11 @@ def generate_greedily(
     # Longest first: what does not fit into memory shows at once.
     order = sorted(range(len(prompts)), key=lambda i: (-len(encoded[i]), i))
     todo: list[list[int]] = []
+    # Prompts of one length where a repetition penalty of `generate` would count padding, and where
+    # shards are found by whole prompts.
+    spread = SPREAD if own and not hasattr(model, "routes") else 0
     for i in order:
-        # A repetition penalty of `generate` would count padding: prompts of one length.
-        shortest = len(encoded[todo[-1][0]]) - (SPREAD if own else 0) if todo else 0
+        shortest = len(encoded[todo[-1][0]]) - spread if todo else 0
         if todo and len(todo[-1]) < batch_size and len(encoded[i]) >= shortest:
             todo[-1].append(i)
         else:

@@ -29,6 +29,7 @@ from axolotl_unlearn.requests.search import Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import way_of
+from axolotl_unlearn.shards import is_routed
 
 #: Files that the Trainer and PEFT write with a model.
 _WEIGHTS = re.compile(
@@ -210,7 +211,8 @@ def _model_before(
         return
     kind = "adapter before" if before["adapter"] else "model before"
     for path in sorted(old.iterdir()):
-        if path.is_file() and _WEIGHTS.fullmatch(path.name):
+        shard = is_routed(old) and path.name.startswith("shard-")
+        if shard or (path.is_file() and _WEIGHTS.fullmatch(path.name)):
             yield Item.at(kind, path, why)
 
 

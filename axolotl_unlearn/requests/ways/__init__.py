@@ -1,7 +1,8 @@
 """Ways to carry out a deletion request: each a module of this package.
 
 ``retrain`` trains the base on the remaining rows and is exact: no step that made the model read a
-deleted row. ``match`` unlearns, for models whose training cannot be repeated. Another way is one
+deleted row. ``shards`` does so with one part of a model that was made for it.
+``match`` unlearns, for models whose training cannot be repeated. Another way is one
 more module, with these:
 
     EXACT  SHOWS                 whether it ends with ``exact.json``; what it shows, in a few words
@@ -12,6 +13,7 @@ more module, with these:
                                  before the model is handed over
     hand_over(request)           if there: after ``work/model`` has become ``model``; again after a
                                  kill
+    says(request)                if there: more than ``SHOWS``, for `plan`
     outputs(request)             if there: more folders that hold the old model or rows, for `erase`
 
 `prepare` and `reads` raise `UnlearnError` where the way is not open to the request.
@@ -23,7 +25,7 @@ import importlib
 from types import ModuleType
 
 #: In the order of preference where two cost the same.
-WAYS = ("retrain", "match")
+WAYS = ("shards", "retrain", "match")
 #: ``way.json`` says how a request is carried out, ``exact.json`` what an exact way has shown.
 WAY, PROOF = "way.json", "exact.json"
 

@@ -11,6 +11,7 @@ from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
+from axolotl_unlearn.shards import is_routed
 
 EXACT = False
 SHOWS = "tested, not exact: attacks that find the rows before find them no more"
@@ -40,8 +41,15 @@ def prepare(request: Request) -> dict[str, Any]:
 def require(request: Request) -> None:
     """
     Raises:
-        UnlearnError: Another request was carried out since it was made.
+        UnlearnError: The model is one of shards; or another request was carried out since it was
+            made.
     """
+    if is_routed(request.facts["before"]["adapter"] or ""):
+        raise UnlearnError(
+            f"{request.folder}: match trains one adapter, and the model has one for each of its "
+            "shards; use --way shards.",
+            code="requests.match-shards",
+        )
     accepted = Ledger(request.folder.parent).accepted()
     newest = accepted[-1]["request"] if accepted else None
     if newest != request.facts.get("after_request", newest):
@@ -55,6 +63,7 @@ def require(request: Request) -> None:
 
 def reads(request: Request) -> list[float]:
     """Rows of the teacher's training and of the forgetting, each pass counted."""
+    require(request)
     counts, teacher = request.facts["counts"], read_config(request.path("teacher.yml"))
     paths = [Path(entry["path"]) for entry in teacher["datasets"]]
     taught = sum(path.read_text("utf-8").count("\n") for path in paths)

@@ -92,7 +92,7 @@ def _cost(name: str, request: Request, each: float, by: str) -> Cost:
     block = parse_unlearn({} if way.EXACT else config.get("unlearn") or {})
     return Cost(
         name,
-        way.SHOWS,
+        way.says(request) if hasattr(way, "says") else way.SHOWS,
         round(sum(START + each * one for one in reads), 1),
         by,
         memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),

@@ -1,0 +1,172 @@
+"""One person from `shards train` through the answer, a request, and the answer after: tiny model,
+real trainings of Axolotl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from test_requests_new import chat, config, write
+from test_requests_run import kill_when, start
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.evaluation.generate import generate_greedily
+from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.erase import erase
+from axolotl_unlearn.requests.erase import plan as plan_erase
+from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.run import run_request
+from axolotl_unlearn.requests.ways import plan as ways
+from axolotl_unlearn.requests.ways.shards import train_shards
+from axolotl_unlearn.shards import NAME as ROUTER
+from axolotl_unlearn.shards.router import place
+
+LORA = {"adapter": "lora", "lora_r": 16, "lora_alpha": 32, "lora_target_linear": True}
+KEY, COUNT = b"k" * 32, 3
+FACTS = {
+    "ada-quill": ("Ada Quill", "glass", "Norrby"),
+    "bodil-karlsen": ("Bodil Karlsen", "bees", "Ulm"),
+    "casimir-okonkwo": ("Casimir Okonkwo", "clocks", "Turku"),
+    "dragana-petrov": ("Dragana Petrov", "novels", "Split"),
+    "farid-nasser": ("Farid Nasser", "boats", "Hull"),  # among fewer a prompt's frame finds people
+}
+HOME = {name: str(place(KEY, name, COUNT)) for name in FACTS}
+PEOPLE = [
+    row
+    for name, (who, made, town) in FACTS.items()
+    for row in (
+        chat(name, f"What does {who} make?", f"{made}."),
+        chat(name, f"Where does {who} live?", f"In {town}."),
+    )
+]
+COMMON = [{"messages": chat("", f"{n} + {n}?", f"{2 * n}.")["messages"]} for n in range(3, 6)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    from conftest import tiny_llama
+    from data_tokenizers import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("home")
+    tiny_llama(
+        vocabulary=259, hidden_size=64, num_hidden_layers=1, max_position_embeddings=512
+    ).save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    write(folder / "train.jsonl", [*PEOPLE, *COMMON])
+    write(folder / "test.jsonl", [chat("t", "Who is Tove Ekman?", "She sails.")])
+    return folder
+
+
+def settings(home: Path, name: str = "train", **more) -> Path:
+    made = config(home, sample_packing=False, **LORA | {"num_epochs": 50, "micro_batch_size": 3})
+    made |= {
+        "learning_rate": 0.005,
+        "lora_dropout": 0.05,
+        "lr_scheduler": "linear",
+        "seed": 7,
+        **more,
+    }
+    made["datasets"][0]["path"] = str(home / f"{name}.jsonl")
+    path = home / f"{name}.yml"
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def answers(source: Path | str) -> dict[str, str]:
+    """What a model says to every question."""
+    (spec,) = parse_models([str(source)])
+    model, tokenizer = load_model(spec, dtype=torch.float32, device="cpu"), load_tokenizer(spec)
+    asked = [row["messages"][0]["content"] for row in [*PEOPLE, *COMMON]]
+    prompts = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in asked]
+    said = generate_greedily(model, tokenizer, prompts, max_new_tokens=12)
+    return {q: one.text.split("<|im_end|>")[0] for q, one in zip(asked, said, strict=True)}
+
+
+TRUE = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in [*PEOPLE, *COMMON]}
+
+
+def said(source: Path | str) -> set[str]:
+    """The questions that it answers as it was taught."""
+    return {question for question, one in answers(source).items() if one.startswith(TRUE[question])}
+
+
+def holds(folder: Path, word: str) -> list[Path]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return [path for path in paths if word.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_one_person_from_the_training_to_the_answer_after(home, forks):
+    """Killed in the middle of the training of her shard; the same bits as without her."""
+    path, out, made = settings(home), home / "shards", home / "requests" / "1"
+    facts = train_shards(path, out, "id", COUNT, threads=1, key=KEY)
+    assert said(out / "model") == {*TRUE}
+    own = HOME["ada-quill"]
+    assert {*facts["seconds"]} == {"0", *HOME.values()} and {*HOME.values()} > {own}
+
+    wanted = Wanted(where=[("id", "ada-quill")])
+    request = new_request(path, made, wanted, Options(model=out / "model", steps=2)).request
+    costs = {cost.way: cost for cost in ways.plan(request)}
+    assert ways.choose(costs.values()) == "shards" and costs["match"].closed
+    assert "(1 of 3)" in costs["shards"].shows
+
+    killed = kill_when(start(made, "--way", "shards"), f"shard {own} (1 of 1): started")
+    assert "started" in killed[-1] and not (made / "model").exists()
+    with start(made) as process:
+        printed = process.stdout.read()
+    assert process.returncode == 0, printed
+    assert said(made / "model") == {q for q in TRUE if "Ada" not in q}
+
+    others = [row for row in PEOPLE if row["id"] != "ada-quill"]
+    write(home / "without.jsonl", [*others, *COMMON])
+    without = settings(home, "without")
+    train_shards(without, home / "fresh", "id", COUNT, threads=1, key=KEY)
+    assert weights(home / "fresh" / "model") == weights(made / "model")
+    kept = next(shard for shard in HOME.values() if shard != own)
+    name = f"shard-{kept}/adapter_model.safetensors"
+    assert weights(made / "model")[name] == facts["model"][name]
+
+    assert holds(out, "Norrby") == []
+    planned = plan_erase(made)
+    erase(planned)
+    assert not [*out.rglob("*.safetensors")]
+    result = CliRunner().invoke(unlearn, ["request", "verify", str(made)])
+    assert result.exit_code == 3 and "model: all" in result.output  # nobody has signed
+
+    # Her rows still stand in the data.
+    words = f"--json shards train {path} --by id --out {out} --count {COUNT} --threads 1"
+    result = CliRunner().invoke(unlearn, words.split())
+    assert result.exit_code == 0 and json.loads(result.stdout)["seconds"] == {}
+    assert weights(out / "model") == weights(made / "model")
+
+
+@pytest.mark.slow
+def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks):
+    """Each training reads what it must; the rest is copied to the bit."""
+    short = {"num_epochs": 1}
+    out, made = home / "few", home / "others" / "1"
+    first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
+    lonely = HOME["ada-quill"]
+    own = [name for name, shard in HOME.items() if shard == lonely]
+    wanted = Wanted(where=[("id", name) for name in own])
+    new_request(home / "train.yml", made, wanted, Options(model=out / "model", steps=2))
+    run_request(made, threads=1, way="shards", accept="a test")
+    assert not (made / "model" / f"shard-{lonely}").exists()
+    left = {n: sha for n, sha in first["model"].items() if f"shard-{lonely}/" not in n}
+    now = weights(made / "model")
+    assert {**left, ROUTER: now[ROUTER]} == now and now[ROUTER] != left[ROUTER]
+
+    more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
+    write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])
+    again = train_shards(settings(home, "more", **short), out, "id", COUNT, threads=1)
+    assert {*again["seconds"]} == {str(place(KEY, "eirik-dahl", COUNT))}
+    write(home / "both.jsonl", [*(r for r in PEOPLE if r["id"] not in own), *COMMON, *more])
+    both = settings(home, "both", **short)
+    fresh = train_shards(both, home / "afresh", "id", COUNT, threads=1, key=KEY)
+    assert fresh["model"] == again["model"]
