@@ -21,6 +21,7 @@ from verdict_fixture import results as results_of
 
 from axolotl_unlearn.attacks.results import sentence
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics import verdict
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import (
     CRITERIA,
@@ -28,11 +29,18 @@ from axolotl_unlearn.metrics.verdict import (
     STATUSES,
     bars,
     can_be_good,
-    judge,
     judged,
     strongest_gain,
     wrecks,
 )
+
+ORIGINAL = three()[0]
+
+
+def judge(model, original=ORIGINAL, *args, **more):
+    """Beside an original, without which no utility is gated."""
+    return verdict.judge(model, original, *args, **more)
+
 
 #: From the worst: what more evidence may never improve.
 RANK = {"refused": 0, "not shown": 1, "shown": 2}
@@ -616,8 +624,6 @@ def test_a_good_model_whose_evidence_is_gone_is_not_shown():
         *(("membership", "blind", name, end) for name in BLIND for end in ("low", "high")),
         *(("gate", name) for name in ("below_gate", "original")),
         *(("distance", side, "p") for side in ("forget", "retain")),
-        # Older results do not say how an answer is refused.
-        *(("collapse", "forget", name) for name in ("refusing", "echo")),
     }
     for way in parts(results):
         if way[0] != "models" or way[1:2] != (2,) or len(way) < 3:
@@ -642,8 +648,48 @@ def test_the_door_refuses_an_entry_that_contradicts_itself():
         (lambda m: m["likelihood"]["member_id"].__setitem__(0, "m3"), "stands for two"),
         (lambda m: m["extraction"]["run"].__setitem__(0, 99), "longer than its text"),
         (lambda m: m["extraction"]["tokens"].pop(), "different lengths"),
+        (lambda m: m["membership"]["blind"]["zlib"].update(auc=0.6, low=0.55), "its own interval"),
+        (lambda m: m["membership"]["blind"]["zlib"].update(low=0.55), "its own interval"),
     ):
         assert word in told(change)
+
+
+def without(*way):
+    def gone(models):
+        place = models
+        for key in way[:-1]:
+            place = place[key]
+        del place[way[-1]]
+
+    return gone
+
+
+#: A fault, and what of the file was taken away (or overwritten) so that it was called good.
+HIDDEN = {
+    "a lost group, without the original": ("medicine lost", without(0)),
+    "a lost group, without its groups": ("medicine lost", without(0, "utility_groups")),
+    "refusals that nobody counts": (
+        "refusals in other words", without(2, "collapse", "forget", "refusing")
+    ),
+    "echoes that nobody counts": ("echoes", without(2, "collapse", "forget", "echo")),
+    "nonsense among no outputs": (
+        "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense_n=0)
+    ),
+    "a gate that the entry says itself": ("below the gate", without(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hiding_a_fault_is_no_way_to_be_good(name):
+    """Each was called good by the verdict of the version before."""
+    fault, hide = HIDDEN[name]
+    models = three()
+    SPOILS[fault][0](*models)
+    models[2]["gate"]["original"] = 0.1
+    models[2]["gate"]["threshold"] = 0.1
+    hide(models)
+    found = judged(results_of(*models))["model"]
+    assert found.outcome in ("refused", "not shown"), found.sentence
 
 
 def test_older_results_are_read_and_say_what_they_lack():

@@ -268,6 +268,13 @@ class Blind(Part):
     high: Share = None
     separates: bool | None = None
 
+    @model_validator(mode="after")
+    def _agree(self) -> Blind:
+        known = [x for x in (self.low, self.auc, self.high) if x is not None]
+        if known != sorted(known) or (self.separates is False and (self.low or 0.0) > 0.5):
+            raise ValueError("a baseline contradicts its own interval")
+        return self
+
 
 class Figure(Part):
     """A figure of membership with its interval."""

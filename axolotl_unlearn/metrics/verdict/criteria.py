@@ -201,7 +201,7 @@ def able(facts: Facts) -> Iterator[Read]:
     well. No group of questions may be lost (Fisher's exact test)."""
     model, original = facts.model, facts.original
     value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
-    before = original.utility if original is not None else model.gate and model.gate.original
+    before = original and original.utility  # what the entry itself says of it is not believed
     if value is None or not n:
         yield read("missing", "unread")
     elif guess is None or not 0 < guess < 1:
@@ -214,14 +214,16 @@ def able(facts: Facts) -> Iterator[Read]:
         p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
         if p >= ALPHA:
             yield read("fail", "chance", value=value, n=n, limit=guess, p=p)
+        if model.utility_groups.keys() - original.utility_groups:
+            yield read("missing", "groups")
         yield from _lost_groups(model, original)
         found = _above("gate", n, limit, share_of(hits, n, INNER), value)
         yield found._replace(outcome="fail") if value < limit else found
 
 
-def _lost_groups(model: Model, original: Model | None) -> Iterator[Read]:
+def _lost_groups(model: Model, original: Model) -> Iterator[Read]:
     """A group that the model does not have is lost."""
-    groups = original.utility_groups if original is not None else {}
+    groups = original.utility_groups
     for name, group in groups.items():
         own = model.utility_groups.get(name, Group())
         if not group.n or group.value is None:
@@ -594,8 +596,8 @@ def manner(facts: Facts) -> Iterator[Read]:
     for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n
         share = getattr(mine, name)
-        if (name == "nonsense" and n == 0) or (name in ("refusing", "echo") and share is None):
-            continue  # no output is long enough to be nonsense; older results do not say
+        if name == "nonsense" and share is None and n == 0:
+            continue  # no output is long enough
         base = theirs if theirs is not None else mine.reference if status != "broken" else None
         other = getattr(base, name) if base is not None else 0.0
         if None in (share, other) or not n:

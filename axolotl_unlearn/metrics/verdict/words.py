@@ -40,6 +40,7 @@ WORDS = {
         "unread": "its utility was not measured",
         "guess": "its utility cannot be judged: what guessing gives is not known",
         "ungated": "its utility was not gated, for want of an original to compare",
+        "groups": "the original has no utility of some groups of questions",
         "chance": "utility {value:.2f} of {n} questions, guessing gives {limit:.2f}",
         "group": "utility in {group} fell from {before} to {after} of {n} questions (p {p})",
         "gate": "utility {value:.2f} [{low:.2f}, {high:.2f}], at least {limit:.2f} is asked",
