@@ -86,7 +86,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
                 "dominated": 0.97 if collapsed else 0.0,
                 "forget": {
                     **{"n": 364, "nonsense_n": 364, "empty": 0.0, "constant": 0.01},
-                    **{"broken": 0.97 * collapsed, "nonsense": 0.0},
+                    **{"broken": 0.97 * collapsed, "nonsense": 0.0, "refusing": 0.0, "echo": 0.0},
                 },
             },
             "utility_chance": 0.25,

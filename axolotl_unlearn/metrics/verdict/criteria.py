@@ -596,9 +596,12 @@ def manner(facts: Facts) -> Iterator[Read]:
     for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n
         share = getattr(mine, name)
-        if name == "nonsense" and share is None and n == 0:
-            continue  # no output is long enough
         base = theirs if theirs is not None else mine.reference if status != "broken" else None
+        if share is None and (name, n) == ("nonsense", 0):
+            continue  # no output is long enough
+        older = base is None or getattr(base, name) is None
+        if share is None and older and name in ("refusing", "echo"):
+            continue  # no model of an older evaluation has it
         other = getattr(base, name) if base is not None else 0.0
         if None in (share, other) or not n:
             yield read("missing", "lacks", kind=name)
