@@ -86,7 +86,7 @@ CASES = {
     ),
     "augment": ("idk {forget.yml} --out {idk}", "rows"),
     "canaries": ("{data}/forget.jsonl --out {canaries}", "train"),
-    "check": ("{forget.yml} --full", "plan"),
+    "check": ("{forget.yml} --full", "steps"),
     "eval": (
         "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
         "--device cpu --quiet",

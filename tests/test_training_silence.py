@@ -94,6 +94,23 @@ def test_files_that_a_run_is_made_of(tmp_path):
         before = now
 
 
+def test_answers_of_another_scale_of_the_same_adapter_are_not_found(stage):
+    """`reference: cached` with a starting adapter whose `lora_alpha` was edited."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from axolotl_unlearn.reference.base import weights_digest
+
+    digests = set()
+    for alpha in (8, 8, 16):
+        torch.manual_seed(0)
+        base = AutoModelForCausalLM.from_pretrained(stage / "base")
+        lora = LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj"], init_lora_weights=False)
+        model = get_peft_model(base, lora)
+        digests.add(weights_digest(model, without_adapter=False))
+    assert len(digests) == 2
+
+
 def test_a_run_that_goes_on_longer_is_the_same_run(stage, begun):
     """So is one that cuts its batches otherwise."""
     cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "weight_decay": 0.1}

@@ -81,7 +81,7 @@ def steps(cfg: Mapping[str, Any], args: UnlearnArgs, forget: int) -> dict[str, i
         from axolotl_unlearn.training.phases import phase_steps
 
         total = sum(phase_steps(args, epoch))
-    return {"steps": min(cfg.get("max_steps") or total, total), "steps_of_an_epoch": epoch}
+    return {"steps": int(cfg.get("max_steps") or total), "steps_of_an_epoch": epoch}
 
 
 # --- memory --------------------------------------------------------------------------------------

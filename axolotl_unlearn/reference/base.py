@@ -339,6 +339,9 @@ def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -
         config.pop(key, None)
     digest.update(repr(sorted(config.items(), key=lambda item: item[0])).encode())
     digest.update(f"{type(model).__name__}|{also}|{without_adapter}".encode())
+    if not without_adapter:  # what a LoRA's weights are multiplied by
+        scales = [getattr(module, "scaling", None) for module in modules_of(model)]
+        digest.update(repr([one for one in scales if isinstance(one, dict)]).encode())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in sorted(tensors):
         if without_adapter and "lora_" in name:
