@@ -140,7 +140,7 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     assert "Traceback" not in said and "Rope Walk" not in said
     assert not (folder / "model").exists()
     verdict = json.loads((folder / "verdict.json").read_text())
-    assert not verdict["good"] and verdict["reasons"] and len(verdict["documents"]) == 3
+    assert not verdict["good"] and verdict["missing"] and len(verdict["documents"]) == 3
     attacks = sorted(path.name for path in (folder / "attacks").glob("*-after.json"))
     assert attacks == ["prompt-after.json", "quantise-after.json", "relearn-after.json"]
     # An unlearned model that learned nothing has lost what the fine-tuned one knew: nothing.
@@ -159,7 +159,7 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
 
     verify(folder).require()
     (tried,) = json.loads((folder / "record.json").read_text())["predicate"]["tries"]
-    assert (tried["outcome"], tried["way"]) == ("refused", "match")
+    assert (tried["outcome"], tried["way"]) == ("not shown", "match")
     again = start(folder)
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said
