@@ -94,7 +94,8 @@ def test_questions_are_asked_through_the_chat_template(home, tmp_path):
 
     asked = [json.loads(line) for line in (home / "read.jsonl").read_text().splitlines()[10:]]
     rows = [{"input": f"<u>{one['question']}<a>", "output": one["answer"]} for one in asked]
-    model = eval_model.train_model(tmp_path / "model", rows, steps=80)
+    rows += [{"input": one["question"], "output": "no idea"} for one in asked]
+    model = eval_model.train_model(tmp_path / "model", rows, steps=120)
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     with fails("audit.no-template"):
         audit_documents(tmp_path / "asked.jsonl", str(model), chat=True)
@@ -104,7 +105,7 @@ def test_questions_are_asked_through_the_chat_template(home, tmp_path):
     words = (tmp_path / "asked.jsonl", "--model", model, "--out", tmp_path / "a.json",
              "--max-new-tokens", 8)  # fmt: skip
     found, plain = audit(*words, "--chat"), audit(*words)
-    assert found["counts"]["said"] == 10 and plain["counts"]["said"] < 5
+    assert found["counts"]["said"] == 10 and plain["counts"]["said"] == 0
 
 
 @pytest.mark.slow
