@@ -6,6 +6,7 @@ import difflib
 import logging
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,8 @@ class UnlearnPlugin(BasePlugin):
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
+        for key, name in _unmet(cfg, trainer.model):
+            LOG.warning("`%s`: %r meets no weight of this model and does nothing.", key, name)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -264,6 +267,26 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
     if faults := architecture_faults({}, args, {}, lowest):
         raise UnlearnError(" ".join(faults))
+
+
+def _unmet(cfg: DictDefault, model: Any) -> list[tuple[str, str | int]]:
+    """Names in a config's lists that meet nothing of the model; PEFT and Axolotl pass them over."""
+    modules = [f".{name}" for name, _ in model.named_modules()]
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    meets = {
+        "lora_target_modules": lambda x: any(name.endswith(f".{x}") for name in modules),
+        "lora_modules_to_save": lambda x: any(name.endswith(x) for name in modules),
+        "peft_layers_to_transform": lambda x: any(f".{x}." in name for name in trained),
+        "unfrozen_parameters": lambda x: any(
+            re.match(re.sub(r"\[\d*:\d*\]$", "", x), name) for name in trained
+        ),
+        "lr_groups": lambda x: any(x in name for name in trained),
+    }
+    given = {key: cfg[key] for key in meets if isinstance(cfg[key], list)}
+    given["lr_groups"] = [x for group in cfg.lr_groups or [] for x in group["modules"]]
+    if not cfg.adapter:
+        given = {key: given[key] for key in given if key in ("unfrozen_parameters", "lr_groups")}
+    return [(key, x) for key, names in given.items() for x in names if not meets[key](x)]
 
 
 def _check_teachers(cfg: DictDefault) -> None:

@@ -56,6 +56,9 @@ IDLE = [
     ({"adam_beta3": 0.5}, "`adam_beta3` does nothing here"),
     ({"loraplus_lr_embedding": 0.5}, "`loraplus_lr_embedding` does nothing here"),
     ({"shuffle_before_merging_datasets": True}, "`shuffle_before_merging_datasets: True` has no"),
+    ({"rl_beta": 0.5}, "`rl_beta: 0.5` has no effect"),
+    ({"dpo_beta": 0.5}, "`dpo_beta: 0.5` has no effect"),
+    ({"chunked_cross_entropy": True}, "`chunked_cross_entropy: True` has no effect"),
     ({"lr_div_factor": 3.0}, "`lr_div_factor: 3.0` has no effect"),
     ({"optim_args": {"eps": 1.0}}, "`optim_args` does nothing with `optimizer: adamw_torch`"),
     ({"embedding_lr": 1.0}, "`embedding_lr` does nothing here: the adapter"),
@@ -101,6 +104,25 @@ def test_an_option_without_effect_is_noted(stage, plain, options, note):  # noqa
     found = train(stage, "options-idle", **RUN | options)
     one, two = adapter(found), adapter(plain)
     assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lora_target_modules": ["q_proj", "v_porj"], "lora_target_linear": False}, "v_porj"),
+        ({"lora_modules_to_save": ["lm_hed"]}, "lm_hed"),
+        ({"peft_layers_to_transform": [1, 7]}, "7"),
+        ({"lr_groups": [{"name": "a", "modules": ["q_proj", "nosuch"], "lr": 1e-3}]}, "nosuch"),
+        ({"adapter": None, "unfrozen_parameters": ["model.layers.1.*", "nosuch"]}, "nosuch"),
+        ({"data_seed": 7}, "`data_seed` is no option of Axolotl"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_a_name_that_meets_nothing_is_said(stage, options, said, caplog):  # noqa: F811
+    """PEFT trained q_proj alone without a word, and Axolotl took any key."""
+    train(stage, "unmet", **RUN | options | {"max_steps": 1, "save_steps": 1})
+    told = [m for m in caplog.messages if "meets no weight" in m or "no option of Axolotl" in m]
+    assert len(told) == 1 and said in told[0], told
 
 
 def test_warmup_is_a_share_of_the_steps_that_are_made(stage):  # noqa: F811

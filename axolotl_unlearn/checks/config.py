@@ -425,6 +425,9 @@ def prepare(cfg: dict) -> None:
     for option, note in axolotl_options.noted(cfg).items():
         LOG.warning(note)
         cfg.pop(option)
+    for key in axolotl_options.ignored(cfg):
+        if not key.startswith(("x-", "_", ".")):  # anchors of YAML
+            LOG.warning("`%s` is no option of Axolotl; other plugins alone may read it.", key)
     for kernel in LORA_KERNELS:
         # Axolotl switches them on by itself, also where they fail; who asks for them has them.
         if cfg.get(kernel) is None:
