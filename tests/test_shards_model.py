@@ -151,3 +151,31 @@ def test_what_is_no_whole_folder(routed, tmp_path, fault):
     with fails(code):
         model, _ = load(str(folder))
         model(inputs_embeds=torch.zeros(1, 3, 32, dtype=torch.float64))
+
+
+def test_the_commands_take_the_folder(routed, tmp_path):
+    """`eval`, `attack membership` and `audit`: the routed folder is measured as a model."""
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    def rows(name: str, some: list[dict]) -> None:
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+
+    prompts = list(PROMPTS)
+    asked = [{"id": f"p{n}qa0", "input": one, "output": "a baker", "task": "Task1"}
+             for n, one in enumerate(prompts)]  # fmt: skip
+    rows("forget", asked[:2])
+    rows("retain", asked[2:])
+    for side in ("member", "nonmember"):
+        rows(side, [{"id": f"{side}-{n}sc1", "document": f"{prompts[n % len(prompts)]}{side} {n}"}
+                    for n in range(20)])  # fmt: skip
+    model, data = str(routed / "model"), ["--data", str(tmp_path)]
+    for words in (
+        ["eval", f"routed={model}", *data, "--min-members", "2", "--max-gen-toks", "4"],
+        ["attack", "membership", f"routed={model}", *data],
+        ["audit", str(tmp_path / "member.jsonl"), "--model", model, "--max-new-tokens", "4"],
+    ):
+        out = str(tmp_path / f"{words[0]}.out")
+        done = CliRunner().invoke(unlearn, ["--json", *words, "--out", out])
+        assert done.exit_code == 0, (words, done.output, done.exception)
