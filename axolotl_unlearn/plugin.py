@@ -238,12 +238,24 @@ def _check_layers(cfg: DictDefault) -> None:
     from axolotl.loaders.utils import load_model_config
 
     from axolotl_unlearn.checks.config import architecture_faults
+    from axolotl_unlearn.objectives import OBJECTIVES
 
     if not _trains(cfg):
         return
     whole = load_model_config(cfg)
     config = whole.get_text_config()
     overrides = cfg.overrides_of_model_config or {}
+    for key in overrides:
+        if not any(hasattr(type(one)(), key) for one in (whole, config)):
+            LOG.warning("`overrides_of_model_config`: %r is no setting of this model.", key)
+    drops = {k: v for k, v in vars(config).items() if re.search("drop(out)?$", k)}
+    drops = {k: v for k, v in drops.items() if v and not re.match("classifier|summary", k)}
+    if drops and any(OBJECTIVES[e.objective].reference for _, e in unlearn_config(cfg).entries()):
+        LOG.warning(
+            "this model trains with dropout (%s), so what is compared with the reference is noisy "
+            "from the first step on; set it to 0 by `overrides_of_model_config`.",
+            ", ".join(f"{key}: {value}" for key, value in drops.items()),
+        )
     known = {"model_type": config.model_type}
     known["num_hidden_layers"] = getattr(config, "num_hidden_layers", None)
     known["tie_word_embeddings"] = any(
