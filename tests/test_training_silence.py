@@ -135,6 +135,21 @@ def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(stage):
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
 
 
+def test_a_best_model_of_weights_that_change_is_said(stage, caplog):
+    """With `anneal` the sum falls though the model stands still."""
+    entries = config(stage, "x")["datasets"]
+    block = {"forget": {"objective": "npo", "anneal": "linear"}, "retain": {"objective": "nll"}}
+    more = {"load_best_model_at_end": True, "eval_steps": 1, "save_strategy": "steps"}
+    more |= {"save_steps": 1, "max_steps": 3, "learning_rate": 1e-12, "test_datasets": entries}
+    seen = [e for e in history(train(stage, "moves", unlearn=block, **more)) if "eval_loss" in e]
+    assert seen[-1]["eval_loss"] < seen[0]["eval_loss"] - 1
+    assert seen[-1]["eval_forget/npo"] == pytest.approx(seen[0]["eval_forget/npo"], abs=1e-4)
+    assert "compares sums whose weights change" in caplog.text
+    caplog.clear()
+    train(stage, "part", unlearn=block, metric_for_best_model="eval_retain_nll", **more)
+    assert "compares sums whose weights change" not in caplog.text
+
+
 def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkeypatch):
     """Those of its `eval()`, in checkpoints and at the end, and not those of its gradients."""
     pytest.importorskip("schedulefree")

@@ -19,7 +19,7 @@ from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
+from axolotl_unlearn.data.checks import KEYS, block_of, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.device import accelerator
@@ -235,12 +235,19 @@ def setting_notes(cfg: dict) -> list[str]:
     where = None if os.path.exists(name) else unreachable(name)
     looks = next((f"`{key}: {cfg[key]}`" for key in often if cfg.get(key) not in (None, "no")), "")
     rows = next((key for key in ("test_datasets", "val_set_size") if cfg.get(key)), None)
+    args = block_of(dict(cfg))
+    moves = args and (args.phases or any(entry.anneal for _, entry in args.entries()))
+    best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
+    by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
     return [*axolotl_options.idle(cfg)] + told(
         (looks and not rows,
          f"{looks} evaluates nothing without `test_datasets` or `val_set_size`."),
         (rows and not looks,
          f"rows of `{rows}` are never evaluated; give `eval_steps` or `evals_per_epoch`."),
+        (moves and best and by_sum,
+         f"`{best}` compares sums whose weights change (`anneal`, `phases`): name a part as "
+         "`metric_for_best_model`, such as eval_retain_nll."),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
         (quantised,
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
