@@ -10,8 +10,8 @@ from test_train_axolotl import stage, train  # noqa: F401 (a fixture)
 LOGGED = ("loss", "forget_nll", "retain_nll", "kl", "log_ratio", "forget/npo", "retain/nll")
 
 
-def test_tensorboard_and_wandb_offline(stage, monkeypatch, capfd):  # noqa: F811
-    """The bar shows what matters."""
+def test_tensorboard_and_wandb_offline(stage, monkeypatch):  # noqa: F811
+    """Both hold all parts."""
     wandb = pytest.importorskip("wandb")
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -19,8 +19,6 @@ def test_tensorboard_and_wandb_offline(stage, monkeypatch, capfd):  # noqa: F811
     (stage / "wandb-files").mkdir()
     loggers = {"use_tensorboard": True, "use_wandb": True, "wandb_project": "p"}
     out = train(stage, "tracked", wandb_mode="offline", **loggers, max_steps=3)
-    said = capfd.readouterr()
-    assert "retain_nll=" in said.out + said.err
     found = events.EventAccumulator(str(next(out.glob("runs/**/events*")).parent)).Reload()
     assert {f"train/{name}" for name in LOGGED} <= set(found.Tags()["scalars"])
     wandb.finish()
