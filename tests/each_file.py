@@ -32,29 +32,33 @@ def start(words: list[str], output: int) -> int:
     os._exit(code)
 
 
-began, running, bad, passed = time.monotonic(), {}, [], 0
-os.chdir(Path(__file__).parent.parent)
-list(map(importlib.import_module, LIBRARIES))
-sys.path[0] = os.getcwd()  # as `python -m pytest` has it
-gc.freeze()  # the forks share these objects instead of walking through them
-options = [word for word in sys.argv[1:] if not word.endswith(".py")]
-files = [Path(word) for word in sys.argv[1:] if word.endswith(".py")]
-files = files or [*Path("tests").glob("test_*.py"), *Path("research/tests").glob("test_*.py")]
-# The short ones last, lest a long one is alone at the end.
-files.sort(key=lambda path: path.read_text("utf-8").count("mark.slow"))
-while running or files:
-    while files and len(running) < 2:
-        path, output = files.pop(), tempfile.TemporaryFile()
-        running[start([str(path), *options], output.fileno())] = (path, output)
-    child, status, used = os.wait4(-1, 0)
-    (path, output), code = running.pop(child), os.waitstatus_to_exitcode(status)
-    output.seek(0)
-    said = output.read().decode(errors="replace")
-    last = (re.findall(r"^.* in [\d.]+s.*$", said, re.M) or [f"ended with {code}"])[-1].strip("= ")
-    passed += sum(map(int, re.findall(r"(\d+) passed", last)))
-    print(f"{path.name:<36} {last}, {used.ru_utime + used.ru_stime:.0f} s of processor", flush=True)
-    if code not in (0, 5):  # 5: the options leave no test
-        bad += [path.name]
-        print(said[-6000:], flush=True)
-print(f"{time.monotonic() - began:.0f} s, {passed} passed, files that fail: {bad}", flush=True)
-os._exit(bool(bad))
+def main() -> None:
+    began, running, bad, passed = time.monotonic(), {}, [], 0
+    os.chdir(Path(__file__).parent.parent)
+    list(map(importlib.import_module, LIBRARIES))
+    sys.path[0] = os.getcwd()  # as `python -m pytest` has it
+    gc.freeze()  # the forks share these objects instead of walking through them
+    options = [word for word in sys.argv[1:] if not word.endswith(".py")]
+    files = [Path(word) for word in sys.argv[1:] if word.endswith(".py")]
+    files = files or [*Path().glob("tests/test_*.py"), *Path().glob("research/tests/test_*.py")]
+    files.sort(key=lambda path: path.read_text("utf-8").count("mark.slow"))  # the short ones last
+    while running or files:
+        while files and len(running) < 2:
+            path, output = files.pop(), tempfile.TemporaryFile()
+            running[start([str(path), *options], output.fileno())] = (path, output)
+        child, status, used = os.wait4(-1, 0)
+        (path, output), code = running.pop(child), os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+        last = re.findall(r"^=*(.*? in [\d.]+s.*?)=*$", said, re.M) or [f"ended with {code}"]
+        passed += sum(map(int, re.findall(r"(\d+) passed", last[-1])))
+        print(f"{path.name:<36}{last[-1]}, {used.ru_utime:.0f} s of processor", flush=True)
+        if code not in (0, 5):  # 5: the options leave no test
+            bad += [path.name]
+            print(said[-6000:], flush=True)
+    print(f"{time.monotonic() - began:.0f} s, {passed} passed, files that fail: {bad}", flush=True)
+    os._exit(bool(bad))
+
+
+if __name__ == "__main__":  # not in workers that a test spawns
+    main()
