@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,10 +249,7 @@ def test_a_spread_model_says_the_same(tmp_path):
     for one, two in zip(score_queries(plain, queries), score_queries(spread, queries), strict=True):
         assert np.allclose(one.logp, two.logp, atol=1e-6)
         assert np.allclose(one.sd, two.sd, atol=1e-6)
-    said = [
-        generate._decode(model, SimpleNamespace(pad_token_id=0), [[5, 9, 3], [7]], 6, {1})
-        for model in (plain, spread)
-    ]
+    said = [generate._decode(model, [[5, 9, 3], [7]], 6, {1}, None) for model in (plain, spread)]
     assert said[0] == said[1]
 
 

@@ -252,7 +252,7 @@ def make_routed(
         # PEFT writes sets, in another order in each process.
         said = {key: sorted(v) if isinstance(v, list) else v for key, v in said.items()}
         for folder in (target, routed):
-            (folder / ADAPTER_CONFIG).write_text(json.dumps(said, indent=1) + "\n", "utf-8")
+            write_json(folder / ADAPTER_CONFIG, said)
     seconds = {
         one["shard"]: read_json(place / one["shard"] / STAMP)["seconds"] for one in trainings
     }
