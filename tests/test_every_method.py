@@ -40,7 +40,7 @@ def block_of(preset: str, stage: Path = Path("stage")) -> dict:
     if preset != "never-seen":
         return {"preset": preset}
     given = {"teacher": str(stage / "teacher"), "heldout": str(stage / "heldout.jsonl")}
-    return {"preset": preset, **given, "level": {"every": 2, "least_rows": 1}}
+    return {"preset": preset, **given, "level": {"every": 2, "least_rows": 1, "patience": 99}}
 
 
 PRESETS = {name: yaml.safe_load(preset_text(name))["unlearn"] for name in preset_names()}

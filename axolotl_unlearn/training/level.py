@@ -536,7 +536,9 @@ class LevelCallback(Extension):
             return control
         settled = step > self.args.settle * state.max_steps
         with evaluating(model):
+            loss_is_due = control.should_log
             better, stop = agreed(self.watch(model, step, correct=settled and not last))
+            control.should_log = loss_is_due  # which a log of one's own takes back
         if better:
             moving = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
             copies = to_host([*moving.values()])  # of a CPU's they are the same tensors
