@@ -245,9 +245,11 @@ def _check_layers(cfg: DictDefault) -> None:
     whole = load_model_config(cfg)
     config = whole.get_text_config()
     overrides = cfg.overrides_of_model_config or {}
-    for key in overrides:
-        if not any(hasattr(type(one)(), key) for one in (whole, config)):
-            LOG.warning("`overrides_of_model_config`: %r is no setting of this model.", key)
+    if overrides:
+        own = load_model_config(type(cfg)({**cfg, "overrides_of_model_config": {}}))
+        for key in overrides:
+            if not any(hasattr(one, key) for one in (own, own.get_text_config())):
+                LOG.warning("`overrides_of_model_config`: %r is no setting of this model.", key)
     drops = {k: v for k, v in vars(config).items() if re.search("drop(out)?$", k)}
     drops = {k: v for k, v in drops.items() if v and not re.match("classifier|summary", k)}
     if drops and any(OBJECTIVES[e.objective].reference for _, e in unlearn_config(cfg).entries()):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from fault_codes import fails
 from test_requests_new import chat, config, write
 from test_requests_run import kill_when, start
 
@@ -21,8 +22,9 @@ from axolotl_unlearn.requests.erase import erase
 from axolotl_unlearn.requests.erase import plan as plan_erase
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
-from axolotl_unlearn.requests.run import run_request
+from axolotl_unlearn.requests.run import run_request, take
 from axolotl_unlearn.requests.ways import plan as ways
+from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.shards import train_shards
 from axolotl_unlearn.shards import NAME as ROUTER
 from axolotl_unlearn.shards.router import place
@@ -162,10 +164,19 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks):
     now = weights(made / "model")
     assert {**left, ROUTER: now[ROUTER]} == now and now[ROUTER] != left[ROUTER]
 
+    other = next(name for name, shard in HOME.items() if shard != lonely)
+    begun = home / "others" / "2"
+    chosen, options = Wanted(where=[("id", other)]), Options(model=made / "model", steps=2)
+    begun = new_request(home / "train.yml", begun, chosen, options).request
+    take(begun, "shards")
+    shards.require(begun)
+
     more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
     write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])
     again = train_shards(settings(home, "more", **short), out, "id", COUNT, threads=1)
     assert {*again["seconds"]} == {str(place(KEY, "eirik-dahl", COUNT))}
+    with fails("requests.overtaken"):  # by a training: the rows that were added would go
+        shards.require(begun)
     write(home / "both.jsonl", [*(r for r in PEOPLE if r["id"] not in own), *COMMON, *more])
     both = settings(home, "both", **short)
     fresh = train_shards(both, home / "afresh", "id", COUNT, threads=1, key=KEY)

@@ -106,11 +106,14 @@ class Steps:
         self._say(f"done ({seconds:.0f} s)")
         stamps.put(name, {"key": self.key, "seconds": seconds})
 
-    def command(self, name: str, words: Sequence[str], passes: float = 0.0) -> None:
+    def command(
+        self, name: str, words: Sequence[str], passes: float = 0.0, lines: str = ""
+    ) -> None:
         """Run a program, which ends when this process does; what it prints is ``logs/NAME.log``.
 
         Args:
             passes: Of a training, to say how far it is.
+            lines: Those that begin so are said as they come.
 
         Raises:
             UnlearnError: It failed; the sentence ends with the last lines of the log.
@@ -132,9 +135,12 @@ class Steps:
                 preexec_fn=end_with_parent,
             )
             ended = threading.Event()
-            threading.Thread(target=self._tell, args=(log, passes, ended), daemon=True).start()
+            told = (log, passes, lines, ended)
+            teller = threading.Thread(target=self._tell, args=told, daemon=True)
+            teller.start()
             process.wait()
             ended.set()
+            teller.join()
         if process.returncode:
             lines = log.read_text("utf-8", errors="replace").replace("\r", "\n").split("\n")
             end = "\n".join([line for line in lines if not _NOISE.search(line)][-LOG_LINES:])
@@ -144,15 +150,22 @@ class Steps:
                 code="requests.command-failed",
             )
 
-    def _tell(self, log: Path, passes: float, ended: threading.Event) -> None:
-        """How far a training is, and about how many seconds are left, from its log."""
-        said, began = "", time.monotonic()
-        while not ended.wait(SAY_SECONDS):
-            epochs = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
-            if epochs and epochs[-1] != said and 0 < float(epochs[-1]) <= passes:
-                said = epochs[-1]
-                left = (time.monotonic() - began) * (passes / float(said) - 1)
-                self._say(f"pass {said} of {passes:g}, about {left:.0f} s left")
+    def _tell(self, log: Path, passes: float, lines: str, ended: threading.Event) -> None:
+        """Lines that begin with ``lines``, how far a training is, and about how many seconds are
+        left, from its log."""
+        epoch, told, over, began = "", 0, False, time.monotonic()
+        while not over:
+            over = ended.wait(1.0 if lines else SAY_SECONDS)
+            text = log.read_text(encoding="utf-8", errors="replace")
+            whole = text[: text.rfind("\n") + 1].splitlines() if lines else []
+            found = [line for line in whole if line.startswith(lines)]
+            for line in found[told:]:
+                self._say(line)
+            told, epochs = len(found), _EPOCH.findall(text)
+            if not over and epochs and epochs[-1] != epoch and 0 < float(epochs[-1]) <= passes:
+                epoch = epochs[-1]
+                left = (time.monotonic() - began) * (passes / float(epoch) - 1)
+                self._say(f"pass {epoch} of {passes:g}, about {left:.0f} s left")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:

@@ -19,9 +19,7 @@ import os
 import secrets
 import shutil
 import sys
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +114,8 @@ def train_shards(
         _write(out, _cut(parts, facts, _key(out)))
         run = Steps(out, lock, {"HF_DATASETS_CACHE": str((out / "cache").absolute())},
                     console=console or Console())  # fmt: skip
-        seconds = {}
-        with run.step("shards", "train the shards", settings=os.urandom(8).hex()):
+        # Never kept as a whole: each shard is that has its rows and settings.
+        with run.step("shards", "train the shards", settings=secrets.token_hex()):
             keys, seconds = make_routed(out, config, facts, run, out / facts["current"])
         shutil.rmtree(out / "model", ignore_errors=True)
         (out / "routed").replace(out / "model")
@@ -238,9 +236,9 @@ def make_routed(
               "out": str(place / "router")}  # fmt: skip
     write_json(place / "trainings.json", {"trainings": trainings, "router": router})
     run.threads = facts["threads"]  # of other numbers a product has other bits
-    with _told(run):
-        module = "axolotl_unlearn.requests.trainings"
-        run.command("shards", [sys.executable, "-m", module, str(place / "trainings.json")])
+    module = "axolotl_unlearn.requests.trainings"
+    words = [sys.executable, "-m", module, str(place / "trainings.json")]
+    run.command("shards", words, lines="shard ")
     routed = place / "routed"
     shutil.rmtree(routed, ignore_errors=True)
     (place / "router").replace(routed)  # of the old one no copy stays
@@ -279,32 +277,6 @@ def _batch(config: Mapping[str, Any], count: int) -> dict[str, int]:
     batch = max(1, micro * int(config.get("gradient_accumulation_steps") or 1) // count)
     micro = next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
     return {"micro_batch_size": micro, "gradient_accumulation_steps": batch // micro}
-
-
-@contextmanager
-def _told(run: Steps) -> Iterator[None]:
-    """What the process of the trainings prints, line by line as it comes."""
-    log, ended = run.folder / "logs" / "shards.log", threading.Event()
-    log.unlink(missing_ok=True)
-
-    def follow() -> None:
-        said, last = 0, False
-        while not last:
-            last = ended.wait(0.5)
-            text = log.read_text("utf-8", "replace") if log.is_file() else ""
-            lines = text[: text.rfind("\n") + 1].splitlines()
-            for line in lines[said:]:
-                if line.startswith("shard "):
-                    run._say(line)
-            said = len(lines)
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 # --- a request -----------------------------------------------------------------------------------
@@ -411,6 +383,7 @@ def prepare(request: Request) -> dict[str, Any]:
         "base": str(config["base_model"]),
         "shards": os.path.relpath(folder, request.folder),
         "after": facts["requests"],
+        "keys": facts["keys"],
         "again": sorted(again),
         "of": facts["count"],
         "elsewhere": _elsewhere(request, folder, again),
@@ -425,21 +398,25 @@ def _read(place: Path, shards: Collection[str]) -> dict[str, str]:
             for s in shards}  # fmt: skip
 
 
+def _require_unchanged(request: Request, facts: Mapping[str, Any]) -> None:
+    way = request.way
+    if facts["requests"] != [*way["after"], request.id] and (
+        (facts["requests"], facts["keys"]) != (way["after"], way["keys"])
+    ):
+        raise UnlearnError(
+            f"{request.folder}: another request, or a training, changed these shards; run again.",
+            code="requests.overtaken",
+        )
+
+
 def require(request: Request) -> None:
     """
     Raises:
-        UnlearnError: Another request was carried out on the shards since `prepare`, or base, rows,
-            config or packages were changed.
+        UnlearnError: Another request was carried out on the shards since `prepare`, or they were
+            trained again; or base, rows, config or packages were changed.
     """
     way, new = request.way, request.path("work", "shards")
-    if load(request.path(way["shards"]))["requests"] not in (
-        way["after"],
-        [*way["after"], request.id],
-    ):
-        raise UnlearnError(
-            f"{request.folder}: another request was carried out on these shards; run again.",
-            code="requests.overtaken",
-        )
+    _require_unchanged(request, load(request.path(way["shards"])))
     if new.is_dir() and _read(new, way["bound"]["rows"]) != way["bound"]["rows"]:
         raise UnlearnError(
             f"{new} was changed since it was written; run again.", code="requests.changed-rows"
@@ -507,6 +484,7 @@ def hand_over(request: Request) -> None:
     new, folder = request.path("work", "shards"), request.path(request.way["shards"])
     with held(folder):
         facts = load(folder)
+        _require_unchanged(request, facts)
         if request.id not in facts["requests"]:
             key, keys = _key(folder), read_json(new / "keys.json")
             gone = {_keyed(key, row) for row in rows_of.forgotten(request)}
