@@ -21,6 +21,8 @@ from axolotl_unlearn.shards import is_routed
 from axolotl_unlearn.store import file_digest
 
 ADAPTER_CONFIG = "adapter_config.json"
+#: What `teacher --start` writes beside a model that lies halfway to its teacher.
+START = "start.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf",
             "shard-*/adapter_*")  # fmt: skip
 _TOKENIZER = """

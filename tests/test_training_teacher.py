@@ -10,6 +10,8 @@ import torch
 import yaml
 from click.testing import CliRunner
 
+from axolotl_unlearn.checks.config import level_notes
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.search import Texts, search
@@ -153,6 +155,11 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         strict=True,
     ):
         torch.testing.assert_close(half, (first + last) / 2, rtol=1e-4, atol=1e-5)
+    block = said["unlearn"] | {"heldout": str(files["retain"])}
+    for original_ in (block.pop("original"), None):
+        args = parse_unlearn(block | ({"original": original_} if original_ else {}))
+        notes = level_notes(said, args)
+        assert any("halfway to the teacher" in note for note in notes) == (original_ is None)
     rows = [json.loads(line) for line in files["forget"].read_text().splitlines()]
     texts = Texts.of([f"{row['input']} {row['output']}" for row in rows])
     assert texts.windows and not texts.among(result.output)

@@ -26,7 +26,7 @@ from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
-from axolotl_unlearn.models import has_chat_template, is_tokenizer, lacking, unreachable
+from axolotl_unlearn.models import START, has_chat_template, is_tokenizer, lacking, unreachable
 from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
@@ -261,9 +261,8 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
     if matched and not all(source.is_teacher for source in matched):
         notes.append(
-            "without a model from before (`reference: cached`) attacks still tell what "
-            "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
-            "with a teacher 0.50 and 0.65 (docs/never-seen.md)."
+            "without a model from before (`reference: cached`) held-out rows alone set the level: "
+            "what attacks still tell then was not measured; evaluate it (docs/never-seen.md)."
         )
     elif matched:
         notes.append(
@@ -271,11 +270,11 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
             "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "
             "0.49 (docs/never-seen.md)."
         )
-    start = Path(str(cfg.get("base_model"))) / "merge.json"
+    start = Path(str(cfg.get("base_model"))) / START
     if args.teacher and args.original is None and os.path.isfile(start):
         notes.append(
-            f"retained rows are held to `base_model: {cfg['base_model']}`, which is a merge: if it "
-            "is the start halfway to the teacher, name the model before it as `unlearn.original`."
+            f"retained rows are held to `base_model: {cfg['base_model']}`, the start halfway to "
+            "the teacher: name the model before it as `unlearn.original`."
         )
     return notes
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec, weights_digest
+from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.removal import size_of
@@ -30,7 +30,7 @@ from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.
 ORIGINS = (
-    *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
+    *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", START),
     *("unlearn_base.json", "README.md"),
 )
 #: How a model is listed that was not read; bytes of a config or card that are read.

@@ -234,7 +234,7 @@ def make_start(original: Path, cost: TeacherCost, teacher: Path) -> Path:
     """Write the model halfway between the original and its teacher beside the teacher, float32."""
     import torch
 
-    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+    from axolotl_unlearn.models import START, load_model, load_tokenizer, parse_models
 
     out, base = teacher.with_name(f"{teacher.name}-start"), f"{cost.base}+" * cost.adapter
     specs = parse_models([f"original={base}{original}", f"teacher={base}{teacher}"])
@@ -245,4 +245,5 @@ def make_start(original: Path, cost: TeacherCost, teacher: Path) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     half.save_pretrained(out)
     load_tokenizer(specs[0]).save_pretrained(out)
+    write_json(out / START, {"original": str(original), "teacher": str(teacher)})
     return out
