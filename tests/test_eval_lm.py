@@ -8,8 +8,8 @@ import eval_model
 import numpy as np
 import pytest
 import torch
+from fault_codes import fails
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import loss
 from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
 
@@ -90,7 +90,7 @@ def test_a_continuation_without_a_token_is_an_error(home):
     from axolotl_unlearn.evaluation.lm import UnlearnLM
 
     model = UnlearnLM(pretrained=str(home / "model"), device="cpu", dtype="float32")
-    with pytest.raises(UnlearnError, match="has none of its own and no probability"):
+    with fails("tasks.no-token"):
         model._loglikelihood_tokens([(("a", "b"), [3, 4], [5]), (("a", ""), [3, 4], [])])
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import eval_model
 import pytest
-
-from axolotl_unlearn.errors import UnlearnError
+from fault_codes import fails
 
 PERSON = {"subject": "Ada Quill", "level": "1", "type": "cloze"}
 PROBES = {
@@ -90,14 +89,11 @@ def test_rwku_asks_as_the_released_code(rwku):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "says"),
-    [
-        ({"subject": "Nobody"}, "no row of .*_level. is about `subject` 'Nobody'"),
-        ({"data_dir": "nowhere"}, "nowhere holds no .*_level..json"),
-    ],
+    ("metadata", "code"),
+    [({"subject": "Nobody"}, "tasks.no-subject"), ({"data_dir": "nowhere"}, "tasks.no-file")],
 )
-def test_rwku_refusals(rwku, metadata, says):
-    with pytest.raises(UnlearnError, match=says):
+def test_rwku_refusals(rwku, metadata, code):
+    with fails(code):
         loaded(["rwku"], **{"data_dir": str(rwku), **metadata})
 
 
@@ -146,21 +142,22 @@ def test_wmdp_is_lm_evals_own_task_on_rows_of_a_folder(wmdp, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "code", "names"),
     [
-        ({"choices": ["w", "x"]}, "line 1: field 'choices' has 2 texts, not 4"),
-        ({"choices": ["w", "x", "y", None]}, "line 1: field 'choices' is of type NoneType"),
-        ({"answer": "A"}, "line 1: field 'answer' must be the number of a choice"),
-        ({"question": 7}, "line 1: field 'question' is of type int"),
-        (None, "holds neither wmdp-bio.jsonl"),
+        ({"choices": ["w", "x"]}, "tasks.bad-question", "line 1: field 'choices' has 2"),
+        ({"choices": ["w", "x", "y", None]}, "data.field-type", "line 1: field 'choices'"),
+        ({"answer": "A"}, "tasks.bad-question", "line 1: field 'answer'"),
+        ({"question": 7}, "data.field-type", "line 1: field 'question'"),
+        (None, "tasks.no-file", "wmdp-bio.jsonl"),
     ],
 )
-def test_wmdp_refusals(wmdp, change, says):
+def test_wmdp_refusals(wmdp, change, code, names):
     path = wmdp / "wmdp-bio.jsonl"
     if change is None:
         path.unlink()
     else:
         row = {"question": "Which?", "choices": list("wxyz"), "answer": 1, **change}
         path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UnlearnError, match=says):
+    with fails(code) as fault:
         loaded(["unlearn_wmdp"], data_dir=str(wmdp))
+    assert names in str(fault.value)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_codes import fails
 
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.compare import compare, sentence
 from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets
@@ -103,10 +103,10 @@ def test_sentence_without_a_difference():
 
 
 def test_missing_evaluation_is_named(tmp_path):
-    with pytest.raises(UnlearnError, match="does not exist; make it with `axolotl-unlearn eval"):
+    with fails("results.missing"):
         compare("a", "b", out_dir=tmp_path)
     results = {"settings": {}, "data_dir": str(tmp_path / "none"), "schema": 2}
     results["models"] = [{"name": "a"}]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(UnlearnError, match="does not exist"):
+    with fails("eval.no-folder"):
         compare("a/b/c", "d/e/f", out_dir=tmp_path)

@@ -105,6 +105,19 @@ def test_an_answer_that_is_likely_counts_as_said():
     assert found["a"]["reading"] == "still said" and found["b"]["answers_said"] == 0
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("own", [0.0, 0.49, 0.5, 1.0])
+@pytest.mark.parametrize("its", [None, 0.0, 1.0])
+def test_draws_accuse_and_excuse_nobody(greedy, own, its):
+    """What the greedy output says stays said, whatever is drawn; and what the retrained model draws
+    shields no answer that it does not give."""
+    drawn = [0.0, own, 0.0, 0.0, 0.0]
+    theirs = {} if its is None else {"drawn": [0.0, its, 0.0, 0.0, 0.0]}
+    found = by_name(audit(model(said=(greedy, False), drawn=drawn), retrained=model(**theirs)))
+    expected = "still said" if greedy or own >= 0.5 else "not told"
+    assert found["a"]["reading"] == expected and found["b"]["reading"] == "not told"
+
+
 def test_the_summary_counts():
     counts = summary_of(audit(model(b=1.0, said=(True, False))), 99)
     assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 0)  # q .03

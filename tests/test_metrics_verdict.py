@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -504,6 +505,23 @@ def test_replacing_any_documents_by_the_originals_is_never_good(k, alone, seed):
     assert not judge(spoiled, original, None if alone else retrained).good
 
 
+shares = st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=80, max_size=80)
+
+
+@given(shares, shares, st.sampled_from(["", *SPOILS]), st.booleans())
+@MORE
+def test_draws_never_improve_a_status(own, its, name, alone):
+    """A sampled reading may accuse only (arXiv 2410.03523)."""
+    models = three()
+    if name:
+        SPOILS[name][0](*models)
+    retrained = None if alone else models[1]
+    before = RANK[judge(models[2], models[0], retrained).outcome]
+    models[2]["extraction"]["drawn"], models[1]["extraction"]["drawn"] = own, its
+    after = RANK[judge(models[2], models[0], retrained).outcome]
+    assert after <= before and (alone or RANK["shown"] > after or max(own) < 0.5)
+
+
 @given(st.floats(-1.5, 0.5), st.booleans())
 @MORE
 def test_a_copy_of_the_original_is_never_good(shift, alone):
@@ -636,7 +654,7 @@ def test_the_door_refuses_an_entry_that_contradicts_itself():
     def told(change):
         model = entry()
         change(model)
-        with pytest.raises(UnlearnError) as fault:
+        with fails("results.faulty") as fault:
             read(Model, model, "the model")
         return str(fault.value)
 

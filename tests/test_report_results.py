@@ -5,12 +5,13 @@ import json
 import math
 
 import pytest
+from fault_codes import fails
 from report_fixture import make_results
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.report.inputs import attack_results, find_inputs
 
 
 @pytest.fixture
@@ -69,40 +70,61 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code", "names"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "lists no models"),
-        ('{"schema": 2, "models": []}', "lists no models"),
-        ('{"schema": 2, "models": [{}]}', r"models\[0\].name: field required"),
-        ('{"schema": 1, "models": [{"name": "a"}]}', "schema 1, this version reads schema 2"),
-        ('{"models": [{"name": "a"}]}', "schema None"),
-        ('{"schema": 2, "models": [{"name": "a"}, {"name": "a"}]}', "two models named 'a'"),
+        (b"{", "not-json", ""),
+        (b"\xff", "not-json", ""),
+        (b"[" * 10**5, "not-json", ""),
+        (b"[]", "no-models", ""),
+        (b'{"schema": 2, "models": []}', "no-models", ""),
+        (b'{"schema": 2, "models": [{}]}', "faulty", "models[0].name: field required"),
+        (b'{"schema": 1, "models": [{"name": "a"}]}', "version", "schema 1"),
+        (b'{"models": [{"name": "a"}]}', "version", "schema None"),
+        (b'{"schema": 2, "models": [{"name": "a"}, {"name": "a"}]}', "faulty", "named 'a'"),
         (
-            '{"schema": 2, "models": [{"name": "a", "cells": {"forget_task9_x": 1}}]}',
-            "forget_task9_x",
+            b'{"schema": 2, "models": [{"name": "a", "cells": {"forget_task9_x": 1}}]}',
+            *("faulty", "forget_task9_x"),
         ),
         (
-            '{"schema": 2, "models": [{"name": "a", "utility": "high"}]}',
-            r"models\[0\].utility: must be a number",
+            b'{"schema": 2, "models": [{"name": "a", "utility": "high"}]}',
+            *("faulty", "models[0].utility: must be a number"),
         ),
         (
-            '{"schema": 2, "models": [{"name": "a", "likelihood": {"member_loss": [1, "x"]}}]}',
-            r"models\[0\].likelihood.member_loss\[1\]: must be a number",
+            b'{"schema": 2, "models": [{"name": "a", "likelihood": {"member_loss": [1, "x"]}}]}',
+            *("faulty", "models[0].likelihood.member_loss[1]: must be a number"),
         ),
     ],
 )
-def test_bad_results_get_a_sentence(tmp_path, text, sentence):
+def test_bad_results_get_a_sentence(tmp_path, text, code, names):
     path = tmp_path / "results.json"
-    path.write_text(text)
-    with pytest.raises(UnlearnError, match=sentence) as fault:
+    path.write_bytes(text)
+    with fails(f"results.{code}") as fault:
         load_results(path)
-    assert str(path) in str(fault.value)
+    assert str(path) in str(fault.value) and names in str(fault.value)
 
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(UnlearnError, match="axolotl-unlearn eval"):
+    with fails("results.missing") as fault:
         load_results(tmp_path / "nowhere")
+    assert "axolotl-unlearn eval" in str(fault.value)
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 10**5, None])
+def test_an_attacks_file_that_cannot_be_read_is_no_absent_one(tmp_path, text):
+    """Half a file, other bytes, a folder of its name: nothing passes over it."""
+    path = tmp_path / "relearn-a.json"
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_bytes(text)
+    with fails("report.not-json") as fault:
+        attack_results(tmp_path)
+    assert str(path) in str(fault.value)
+
+
+def test_a_folder_without_attacks_is_said(tmp_path, results):
+    with fails("report.no-attacks"):
+        find_inputs(results, tmp_path, attacks=tmp_path)
 
 
 def test_loading_does_not_change_what_it_is_given(results):

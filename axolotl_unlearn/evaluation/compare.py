@@ -57,7 +57,8 @@ def compare(
             raise UnlearnError(
                 f"{out_dir} holds no evaluation of {name!r} on these data; run "
                 f"`axolotl-unlearn eval {model} --data {sets.folder} --out {out_dir}` first "
-                "(with the same options, and without --no-cache)."
+                "(with the same options, and without --no-cache).",
+                code="eval.not-measured",
             )
         names.append(name)
         scores.append(scores_of(measured, sets))

@@ -63,7 +63,7 @@ class UnlearnLM(HFLM):
         places: list[tuple[tuple[int, ...], slice]] = []
         for _, context, continuation in requests:
             if not continuation:
-                raise UnlearnError(NO_TOKEN)
+                raise UnlearnError(NO_TOKEN, code="tasks.no-token")
             ids = [*context, *continuation][-(self.max_length + 1) :]
             key = tuple(ids[:-1])
             times, targets = joined.setdefault(key, ([], []))

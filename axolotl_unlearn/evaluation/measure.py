@@ -112,7 +112,9 @@ def torch_dtype(name: str) -> Any:
         return "auto"
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise UnlearnError(f"--dtype {name!r}: use float32, bfloat16, float16 or auto.")
+        raise UnlearnError(
+            f"--dtype {name!r}: use float32, bfloat16, float16 or auto.", code="eval.dtype"
+        )
     return dtype
 
 
@@ -215,7 +217,8 @@ class Session:
         measured.nonmember_loss = losses[len(sets.member) :]
         if not all(map(math.isfinite, losses)):
             raise UnlearnError(
-                f"model {name!r}: the loss of a document is not finite; its weights are broken."
+                f"model {name!r}: the loss of a document is not finite; its weights are broken.",
+                code="eval.not-finite",
             )
         texts = [text for _, text in sets.canaries]
         asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)

@@ -248,7 +248,8 @@ def _membership(
     if bad := [name for name, pair in pairs.items() if not np.isfinite(np.concatenate(pair)).all()]:
         raise UnlearnError(
             f"The {bad[0]} of some texts is NaN or infinite; the model's weights or its precision "
-            "are broken: evaluate in float32 and check the weights."
+            "are broken: evaluate in float32 and check the weights.",
+            code="eval.not-finite",
         )
     shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
     count = len(measured.member_loss)

@@ -605,9 +605,11 @@ def read(kind: type[T], data: Any, where: str = "the results") -> T:
         return kind.model_validate(data)
     except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False, include_input=False)[0]
-        raise UnlearnError(_sentence(where, first)) from None
+        raise UnlearnError(_sentence(where, first), code="results.faulty") from None
     except RecursionError:
-        raise UnlearnError(f"{where}: nested too deeply; evaluate again.") from None
+        raise UnlearnError(
+            f"{where}: nested too deeply; evaluate again.", code="results.faulty"
+        ) from None
 
 
 def _sentence(where: str, fault: Mapping[str, Any]) -> str:
@@ -636,19 +638,23 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             folder = path.parent if path.name == "results.json" else path
             raise UnlearnError(
                 f"{path} does not exist; make it with "
-                f"`axolotl-unlearn eval MODEL ... --data DIR --out {folder}`."
+                f"`axolotl-unlearn eval MODEL ... --data DIR --out {folder}`.",
+                code="results.missing",
             ) from None
-        except (ValueError, RecursionError) as fault:
+        except (ValueError, OSError, RecursionError) as fault:
             raise UnlearnError(
-                f"{path} is not valid JSON ({fault}); run the evaluation again to rewrite it."
+                f"{path} is not valid JSON ({fault}); run the evaluation again to rewrite it.",
+                code="results.not-json",
             ) from fault
     if not isinstance(data, Mapping) or not data.get("models"):
         raise UnlearnError(
-            f"{where} lists no models; expected the results.json of `axolotl-unlearn eval`."
+            f"{where} lists no models; expected the results.json of `axolotl-unlearn eval`.",
+            code="results.no-models",
         )
     if data.get("schema") != SCHEMA:
         raise UnlearnError(
             f"{where} has schema {data.get('schema')!r}, this version reads schema {SCHEMA}; "
-            "evaluate again with this version of axolotl-unlearn."
+            "evaluate again with this version of axolotl-unlearn.",
+            code="results.version",
         )
     return read(Results, data, where)

@@ -43,7 +43,8 @@ def find_inputs(
     elif attacks:
         raise UnlearnError(
             f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
-            " makes one."
+            " makes one.",
+            code="report.no-attacks",
         )
     return extras
 
@@ -67,5 +68,7 @@ def attack_results(folder: Path, but: Collection[Path] = ()) -> list[dict[str, A
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as fault:
-        raise UnlearnError(f"{path} is not valid JSON ({fault}); remove or remake it.") from fault
+    except (ValueError, OSError, RecursionError) as fault:
+        raise UnlearnError(
+            f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
+        ) from fault

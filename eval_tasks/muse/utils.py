@@ -49,7 +49,9 @@ def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> l
     if folder is None:
         corpus = metadata.get("corpus", "News")
         if corpus not in CORPORA:
-            raise UnlearnError(f"`corpus` is {corpus!r}; take {' or '.join(CORPORA)}.")
+            raise UnlearnError(
+                f"`corpus` is {corpus!r}; take {' or '.join(CORPORA)}.", code="tasks.no-corpus"
+            )
         from datasets import load_dataset
 
         return list(load_dataset(HUB.format(corpus=corpus), part, split=name))
@@ -62,7 +64,8 @@ def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> l
         ]
     raise UnlearnError(
         f"{Path(folder) / part / name}.json does not exist; `data_dir` of --metadata must hold the "
-        "folders verbmem, knowmem and privleak of MUSE (relative to where you started lm_eval)."
+        "folders verbmem, knowmem and privleak of MUSE (relative to where you started lm_eval).",
+        code="tasks.no-file",
     )
 
 

@@ -48,7 +48,8 @@ def documents(part: str, **metadata: Any) -> dict[str, Any]:
         if not files:
             raise UnlearnError(
                 f"{folder} holds no {part}.json; `data_dir` of --metadata must hold RWKU's files, "
-                "in it or in a folder for each person."
+                "in it or in a folder for each person.",
+                code="tasks.no-file",
             )
         rows = [(f"{path}, {place}", row) for path in files for place, row in read_rows(path)]
     found = []
@@ -61,7 +62,10 @@ def documents(part: str, **metadata: Any) -> dict[str, Any]:
             prompt, start = ATTACKS.get(require_text(row, "type", where), (prompt, start))
         found.append({"prompt": prompt.replace("{}", query), "answer": answer, "start": start})
     if not found:
-        raise UnlearnError(f"no row of {part} is about `subject` {subject!r}; check the name.")
+        raise UnlearnError(
+            f"no row of {part} is about `subject` {subject!r}; check the name.",
+            code="tasks.no-subject",
+        )
     return {"test": Dataset.from_list(found)}
 
 

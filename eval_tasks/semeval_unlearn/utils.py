@@ -148,7 +148,7 @@ def auc_of_pairs(pairs: Sequence[tuple[Any, ...]]) -> float:
     try:
         return semeval.mia_auc(members, nonmembers)
     except ValueError as error:
-        raise UnlearnError(str(error)) from None
+        raise UnlearnError(str(error), code="tasks.not-finite") from None
 
 
 def mia_score_of_pairs(pairs: Sequence[tuple[Any, ...]]) -> float:

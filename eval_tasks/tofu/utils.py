@@ -178,7 +178,10 @@ def read_set(
             require_text(row, "paraphrased_question", where)
         found.append({**row, **kept})
     if rows is not None and len(found) < rows:
-        raise UnlearnError(f"{path} has {len(found)} rows, {rows} are needed; use the whole file.")
+        raise UnlearnError(
+            f"{path} has {len(found)} rows, {rows} are needed; use the whole file.",
+            code="tasks.few-rows",
+        )
     return found[-(rows or 0) :]
 
 
@@ -192,7 +195,9 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
     """
     split = metadata.get("split", "forget10")
     if split not in PARTS:
-        raise UnlearnError(f"`split` is {split!r}; take one of {', '.join(PARTS)}.")
+        raise UnlearnError(
+            f"`split` is {split!r}; take one of {', '.join(PARTS)}.", code="tasks.unknown-split"
+        )
     folder = metadata.get("data_dir")
     own = folder is not None and find_file(Path(folder), f"{split}_perturbed") is not None
     full = ("question", "answer", "paraphrased_answer", "perturbed_answer")
@@ -210,7 +215,9 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
     limit = metadata.get("max_rows")
     template = metadata.get("template", TEMPLATE)
     if "{question}" not in template:
-        raise UnlearnError("`template` of --metadata must contain {question}.")
+        raise UnlearnError(
+            "`template` of --metadata must contain {question}.", code="tasks.template"
+        )
     rows = []
     for name, table in tables.items():
         for number, row in enumerate(table[:limit]):
@@ -420,7 +427,8 @@ class Tofu(UnlearnTask):
         except (OSError, ValueError, KeyError, TypeError):
             raise UnlearnError(
                 f"{path} holds no truth ratios; make it by evaluating the retrained model with "
-                "`truth_ratios_out` in --metadata."
+                "`truth_ratios_out` in --metadata.",
+                code="tasks.no-truth-ratios",
             ) from None
         return forget_quality(ratios, retrained)[place]
 

@@ -32,16 +32,23 @@ def documents(part: str, data_dir: str, **_: Any) -> dict[str, Any]:
     if path is None:
         raise UnlearnError(
             f"{folder} holds neither wmdp-{part}.jsonl (.json, .parquet) nor wmdp-{part}/"
-            "test*.parquet; `data_dir` of --metadata must hold WMDP's questions."
+            "test*.parquet; `data_dir` of --metadata must hold WMDP's questions.",
+            code="tasks.no-file",
         )
     rows = []
     for place, row in read_rows(path):
         where = f"{path}, {place}"
         choices, answer = require_texts(row, "choices", where), row.get("answer")
         if len(choices) != 4:
-            raise UnlearnError(f"{where}: field 'choices' has {len(choices)} texts, not 4.")
+            raise UnlearnError(
+                f"{where}: field 'choices' has {len(choices)} texts, not 4.",
+                code="tasks.bad-question",
+            )
         if type(answer) is not int or not 0 <= answer < 4:
-            raise UnlearnError(f"{where}: field 'answer' must be the number of a choice, 0 to 3.")
+            raise UnlearnError(
+                f"{where}: field 'answer' must be the number of a choice, 0 to 3.",
+                code="tasks.bad-question",
+            )
         question = require_text(row, "question", where)
         rows.append({"question": question, "choices": choices, "answer": answer})
     return {"test": Dataset.from_list(rows)}
