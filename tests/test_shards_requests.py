@@ -3,7 +3,9 @@ real trainings of Axolotl."""
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,18 +13,20 @@ import torch
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
+from rich.console import Console
 from test_requests_new import chat, config, write
 from test_requests_run import kill_when, start
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.requests import request as requests
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.erase import erase
 from axolotl_unlearn.requests.erase import plan as plan_erase
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
-from axolotl_unlearn.requests.run import run_request, take
+from axolotl_unlearn.requests.run import run_request, running, take
 from axolotl_unlearn.requests.ways import plan as ways
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.shards import train_shards
@@ -149,16 +153,32 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks):
 
 
 @pytest.mark.slow
-def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks):
-    """Each training reads what it must; the rest is copied to the bit."""
-    short = {"num_epochs": 1}
+def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch):
+    """Each training reads what it must; the rest is copied to the bit. Killed while the shards get
+    the remaining rows, a request goes on; nothing is read from shards that another process has."""
+    short, printed = {"num_epochs": 1, "micro_batch_size": 2}, io.StringIO()
     out, made = home / "few", home / "others" / "1"
-    first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
+    how = {"threads": 1, "key": KEY, "console": Console(file=printed)}
+    first = train_shards(settings(home, **short), out, "id", COUNT, **how)
+    assert "a batch of 2 rows is smaller than 3 shards" in printed.getvalue()
     lonely = HOME["ada-quill"]
     own = [name for name, shard in HOME.items() if shard == lonely]
     wanted = Wanted(where=[("id", name) for name in own])
     new_request(home / "train.yml", made, wanted, Options(model=out / "model", steps=2))
-    run_request(made, threads=1, way="shards", accept="a test")
+
+    def killed(place, rows, write=shards._write):
+        write(
+            place,
+            {shard: rows[shard] for shard in list(rows)[: 1 if place.samefile(out) else None]},
+        )
+        if place.samefile(out):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shards, "_write", killed)
+        run_request(made, threads=1, way="shards", accept="a test")
+    run_request(made, threads=1, accept="a test")
+    assert not any(holds(out, FACTS[name][2]) for name in own)
     assert not (made / "model" / f"shard-{lonely}").exists()
     left = {n: sha for n, sha in first["model"].items() if f"shard-{lonely}/" not in n}
     now = weights(made / "model")
@@ -170,6 +190,9 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks):
     begun = new_request(home / "train.yml", begun, chosen, options).request
     take(begun, "shards")
     shards.require(begun)
+    monkeypatch.setattr(requests, "LOCK_SECONDS", 0)
+    with running(begun, 1) as run, requests.held(out), fails("requests.held"):
+        shards.make(begun, run, repeat=False)
 
     more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
     write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])
@@ -181,3 +204,8 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks):
     both = settings(home, "both", **short)
     fresh = train_shards(both, home / "afresh", "id", COUNT, threads=1, key=KEY)
     assert fresh["model"] == again["model"]
+    shutil.copytree(home / "base", home / "moved")
+    moved = settings(home, "both", base_model=str(home / "moved"), **short)
+    assert train_shards(moved, home / "afresh", "id", COUNT, threads=1)["seconds"] == {}
+    said = json.loads((home / "afresh" / "model" / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == str(home / "moved")

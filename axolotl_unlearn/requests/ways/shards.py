@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import shutil
@@ -114,6 +115,13 @@ def train_shards(
         _write(out, _cut(parts, facts, _key(out)))
         run = Steps(out, lock, {"HF_DATASETS_CACHE": str((out / "cache").absolute())},
                     console=console or Console())  # fmt: skip
+        if (batch := math.prod(_batch(config, 1).values())) < count:
+            few = (
+                f"{config_path}: a batch of {batch} rows is smaller than {count} shards, so each "
+                f"makes {batch} of {count} of the steps of an unsharded run and learns less; raise "
+                "micro_batch_size, or num_epochs."
+            )
+            run.console.print(few, highlight=False, soft_wrap=True, markup=False)
         # Never kept as a whole: each shard is that has its rows and settings.
         with run.step("shards", "train the shards", settings=secrets.token_hex()):
             keys, seconds = make_routed(out, config, facts, run, out / facts["current"])
@@ -247,8 +255,9 @@ def make_routed(
         target.mkdir()
         shutil.copy2(source / "adapter_model.safetensors", target)
         said = json.loads((source / ADAPTER_CONFIG).read_text("utf-8"))
-        # PEFT writes sets, in another order in each process.
+        # PEFT writes sets, in another order in each process; a base may have been moved.
         said = {key: sorted(v) if isinstance(v, list) else v for key, v in said.items()}
+        said["base_model_name_or_path"] = str(config["base_model"])
         for folder in (target, routed):
             write_json(folder / ADAPTER_CONFIG, said)
     seconds = {
@@ -259,8 +268,17 @@ def make_routed(
 
 def _keys(place: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, str]:
     """What the adapter of each shard that has rows is the result of."""
-    told = [rows_of.settings(config), rows_of.row_types(rows_of.entries(config)), facts["count"],
-            facts["threads"], bound.base(str(config["base_model"]))]  # fmt: skip
+    name, told = str(config["base_model"]), rows_of.settings(config)
+    base = bound.base(name) | bound.elsewhere(config)
+    if Path(name).is_dir():  # wherever it stands, its digests are what counts
+        del told["base_model"], base["name"]
+    told = [
+        told,
+        rows_of.row_types(rows_of.entries(config)),
+        facts["count"],
+        facts["threads"],
+        base,
+    ]
     found: dict[str, str] = {}
     for shard in map(str, range(facts["count"] + 1)):
         files = sorted((place / shard / "rows").glob("*.jsonl"))
@@ -438,8 +456,9 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
     files = sorted(new.glob("*/rows/*.jsonl"))
     with run.step("shards", "train the shards of the rows", inputs=[new / CONFIG, *files]) as due:
         if due:
-            require(request)
-            made, _ = make_routed(new, config, facts, run, before)
+            with held(folder):  # whose adapters are copied
+                require(request)
+                made, _ = make_routed(new, config, facts, run, before)
             write_json(new / "keys.json", made)
             shutil.rmtree(request.path("work", "model"), ignore_errors=True)
             (new / "routed").replace(request.path("work", "model"))
