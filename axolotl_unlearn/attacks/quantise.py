@@ -60,8 +60,9 @@ def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
     if scheme in ("nf4", "fp4"):
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-        codes, state = quantize_4bit(plain.contiguous(), blocksize=group, quant_type=scheme)
-        return dequantize_4bit(codes, state).to(weight.dtype)
+        # As one row: on a CPU it takes a wrong scale where rows are no multiple of a group.
+        codes, state = quantize_4bit(plain.flatten(), blocksize=group, quant_type=scheme)
+        return dequantize_4bit(codes, state).view_as(plain).to(weight.dtype)
     if scheme == "int8":
         return _torchao(plain, plain.shape[1], 8, symmetric=True).to(weight.dtype)
     columns = plain.shape[1]

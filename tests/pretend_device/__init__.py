@@ -2,6 +2,7 @@
 
     pretend_device.start()                                   # in a process of its own, see `start`
     python -m pretend_device axolotl.cli.main train x.yml    # a command that finds it
+    with pretend_device.away(): ...                          # or that finds a processor alone
 
 `pretend:0` and `pretend:1` (PRETEND_DEVICES=n for n of them) pass every kernel to the processor's
 own, so that numbers are the same. They refuse what CUDA refuses: tensors of several devices in one
@@ -105,6 +106,17 @@ def watch(*within: str, forbid: bool = False) -> Iterator[Watch]:
         made.operations += torch.ops.pretend.operations()
 
 
+@contextlib.contextmanager
+def away() -> Iterator[None]:
+    """Nothing finds the device, neither here nor in what is started here."""
+    os.environ.update(ACCELERATE_TORCH_DEVICE="cpu", PRETEND_AWAY="1")
+    try:
+        yield
+    finally:
+        os.environ.update(ACCELERATE_TORCH_DEVICE=DEVICE)
+        del os.environ["PRETEND_AWAY"]
+
+
 def unavailable() -> str | None:
     """Why it cannot be built here, or None."""
     return None if shutil.which(_COMPILER) else f"there is no C++ compiler ({_COMPILER})"
@@ -155,7 +167,7 @@ def _module() -> ModuleType:
     nothing = contextlib.nullcontext
     stream = SimpleNamespace(synchronize=synchronize, wait_stream=lambda other: None)
     vars(module).update(
-        is_available=lambda: True,
+        is_available=lambda: "PRETEND_AWAY" not in os.environ,
         is_initialized=lambda: True,
         _is_in_bad_fork=lambda: False,
         _lazy_init=lambda: None,
