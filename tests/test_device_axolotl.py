@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pretend_device
 import pytest
+import torch
 from axolotl.train import setup_model_and_trainer
 from test_every_method import METHODS, block_to_run, prepared, stage  # noqa: F401  a fixture
 from transformers import TrainerCallback
@@ -65,11 +66,11 @@ def test_a_method_trains_on_an_accelerator_and_hardly_waits(stage, name):  # noq
         assert step.total() <= allowed, (number, step)
 
 
-def trained(stage: Path, block: dict, **changes) -> tuple[list, list]:  # noqa: F811
+def trained(stage: Path, block: dict, resume: str | None = None, **changes):  # noqa: F811
     """Losses of each step, and the trained weights."""
     cfg, rows = prepared(stage, block, num_epochs=2, **changes)
     trainer, model, *_ = setup_model_and_trainer(cfg, rows)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, [weight.detach() for weight in model.parameters() if weight.requires_grad]
 
@@ -94,3 +95,12 @@ def test_a_cached_reference_is_asked_once_for_all_runs(stage):  # noqa: F811
     again, _ = trained(stage, block)
     assert answers and again == losses
     assert answers == {path: path.stat().st_size for path in answers}
+
+
+def test_a_resumed_run_ends_with_the_same_weights(stage):  # noqa: F811
+    """With a teacher, a level, and answers of references in files."""
+    block = block_to_run("never-seen", stage)
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    losses, weights = trained(stage, block, **saved)
+    again, other = trained(stage, block, str(stage / "out" / "checkpoint-2"), **saved)
+    assert again[-4:] == losses[-4:] and all(map(torch.equal, weights, other))
