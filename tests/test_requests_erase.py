@@ -29,6 +29,7 @@ from requests_folder import (
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
+from axolotl_unlearn.requests import removal
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, write
@@ -62,6 +63,8 @@ def home(tmp_path, monkeypatch):
     adapter_folder(out, base)
     for path in (
         "checkpoint-10/adapter_model.safetensors",
+        "checkpoint-10/optimizer.pt",
+        "checkpoint-10/trainer_state.json",
         "runs/events.out.tfevents.1",
         "debug.log",
         "training_args.bin",
@@ -158,32 +161,67 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     assert removed(erase(plan("requests/2026-001"))) == REMOVED
 
 
-def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
+def test_erase_that_was_killed_at_any_file_goes_on(home, monkeypatch):
+    """The rest of a model was "not the model that the request began with", and a checkpoint without
+    its weights was no checkpoint: both stayed."""
+    number, ended = 0, False
+    while not ended:
+        shutil.copytree(home, home.parent / f"{home.name}-{number}")
+        monkeypatch.chdir(home.parent / f"{home.name}-{number}")
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            stops_at(patched, number)
+            erase(plan("requests/2026-001"))
+            ended = True
+        if not ended:
+            verify("requests/2026-001").require()
+            left = {path for path in REMOVED if os.path.lexists(path)}
+            assert not (left and read("requests/2026-001")["predicate"]["erased"])
+            again = plan("requests/2026-001")
+            assert {os.path.relpath(item.path) for item in again.removable} == left
+            assert removed(erase(again)) == REMOVED
+        assert not any(map(os.path.lexists, REMOVED))
+        verify("requests/2026-001").require()
+        number += 1
+    assert number > 10
+
+
+@pytest.mark.parametrize("since", ["a new run", "other words of what was begun"])
+def test_what_was_written_since_a_killed_erase_stays(home, monkeypatch, since):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stops_at(patched, 0)
+        erase(plan("requests/2026-001"))
+    known = Path("requests/2026-001/erased.json")
+    stays = Path("out/tuned/adapter_model.safetensors")
+    if since == "a new run":
+        stays.write_bytes(b"another")
+    else:
+        begun, stays = json.loads(known.read_text()), Path("out/another/model.safetensors")
+        facts = stays.stat()
+        name = os.path.relpath(stays, known.parent)
+        begun["removed"].append({"kind": "log", "path": name, "bytes": facts.st_size})
+        begun["files"][name] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+        write_json(known, begun)
+    erase(plan("requests/2026-001"))
+    assert stays.is_file()
+
+
+def stops_at(patched, number: int) -> None:
+    """A kill before the file of this number goes."""
     done = []
 
-    def killed(path):
-        if done:
+    def stopped(*given, **how):
+        if len(done) == number:
             raise KeyboardInterrupt
-        done.append(os.fspath(path))
-        remove(path)
+        done.append(given)
+        return unlink(*given, **how)
 
-    remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        erase(plan("requests/2026-001"))
-    monkeypatch.undo()
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
-    assert not os.path.exists(done[0])
-    assert read("requests/2026-001")["predicate"]["erased"] is None
-    verify("requests/2026-001").require()
-    assert removed(erase(plan("requests/2026-001"))) == REMOVED
-    verify("requests/2026-001").require()
+    unlink, whole = os.unlink, removal.remove
+    inside = lambda path: (patched.setattr(os, "unlink", stopped), whole(path))  # noqa: E731
+    patched.setattr(removal, "remove", inside)
 
 
 def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch):
     """It was what the search before had found elsewhere: a file that did not go was not said."""
-    from axolotl_unlearn.requests import removal
 
     def halfway(path):
         if path.name != "samples.jsonl":

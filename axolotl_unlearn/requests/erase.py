@@ -10,6 +10,7 @@ Everything else that holds deleted texts is named, for the user to remove.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,6 +75,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     planned.look()
     found = sorted({*planned.found.left, *planned.found.named})
     items = [
+        *_begun(request),
         *_model_before(request, statement, roots),
         *_beside(request.path("model")),
         *(item for root in roots for item in _of_run(root, found)),
@@ -125,8 +127,9 @@ def erase(planned: Plan) -> dict[str, Any]:
         own = [item for item in planned.removable if within(item.path, owner)]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
     name = read(folder)["predicate"]["request"]["id"]
-    ledger.append("erasing", name, places=public(goes))
-    write_json(known, {"removed": gone + goes})
+    begun = {"removed": gone + goes, "files": _files(planned.removable, folder)}
+    ledger.append("erasing", name, places=public(goes), begun=ledger.keyed(json.dumps(begun)))
+    write_json(known, begun)
     result, texts = planned.look(removing=True), planned.texts
     lists = {
         "removed": gone + goes,
@@ -153,6 +156,35 @@ def erase(planned: Plan) -> dict[str, Any]:
 def _facts(items: Iterable[Item], folder: Path) -> list[dict[str, Any]]:
     made = (asdict(one) | {"path": os.path.relpath(one.path, folder)} for one in items)
     return [{k: value for k, value in one.items() if value is not None} for one in made]
+
+
+def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
+    """What a file was when its removal began: size, time of change, inode, by name from here."""
+    made = {}
+    for item in items:
+        whole = item.path.is_dir() and not item.path.is_symlink()
+        for path in filter(_no_folder, item.path.rglob("*") if whole else [item.path]):
+            facts = path.lstat()
+            made[os.path.relpath(path, folder)] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+    return made
+
+
+def _no_folder(path: Path) -> bool:
+    return path.is_symlink() or not path.is_dir()
+
+
+def _begun(request: Request) -> Iterator[Item]:
+    """What a killed `erase` has not come to: by its entry in the ledger, unless written since."""
+    ledger, known = Ledger(request.folder.parent), read_json(request.path(ERASED))
+    entries = reversed(ledger.of(request.id))
+    last = next((e for e in entries if e["event"] == "erased" or "begun" in e), {})
+    if last.get("begun") != ledger.keyed(json.dumps(known)):
+        return
+    for one in known["removed"]:
+        path = request.path(one["path"])
+        left = [Item.at("", path)] if os.path.lexists(path) else []
+        if left and _files(left, request.folder).items() <= known["files"].items():
+            yield Item(one["kind"], Path(os.path.normpath(path)), one["bytes"])
 
 
 def _owner(path: Path, requests: Path) -> Path | None:

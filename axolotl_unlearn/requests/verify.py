@@ -147,7 +147,8 @@ def compare_files(
     if "files" not in predicate:
         only = ("data/",) if only == ("",) else ()
     # `erase` was stopped before it was in the record.
-    began = ledger.of(folder.name)[-1]["event"] == "erasing"
+    entries = reversed(ledger.of(folder.name))
+    began = "begun" in next(e for e in entries if "record" in e or "begun" in e)
     files, recorded = (
         {n: one for n, one in every.items() if n.startswith(only) and not (began and n == ERASED)}
         for every in (bound_files(folder), recorded)
