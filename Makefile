@@ -150,7 +150,7 @@ bench: setup  ## step time and memory against other ways (CPU)
 bench-counts: setup  ## what a step asks of the host, counted on the CPU: writes counts.json
 	python -m research.benchmarks.counts
 
-bench-gpu:  ## the paper's recipe at full size on one GPU, in MINUTES (9); wheels in .whl/
+bench-gpu:  ## tests, steps and the whole recipe at full size on one GPU, in MINUTES (9)
 	research/benchmarks/gpu.sh
 
 docs-tables: setup  ## write the tables of README and docs from research/results

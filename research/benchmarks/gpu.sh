@@ -1,27 +1,44 @@
 #!/usr/bin/env bash
-# make bench-gpu: what a GPU can measure, in order of worth, in MINUTES (9); started again it goes on.
-#   1. the recipe through `axolotl train`, EPOCHS (2; the whole has 5), if Axolotl is there
-#   2. steps, memory, precisions (gpu.py)
-# EPOCHS, STEPS, ONLY ("evaluation merge"): less of it.
-# A machine without registries: wheels of what it lacks lie in .whl/ (`pip download --no-deps -d .whl
-# peft bitsandbytes ...`), and COMMIT names the commit where there is no git. Results go to OUT.
+# make bench-gpu: what a GPU can show, in order of worth, in MINUTES (9) in all.
+#   tests   every file in TESTS, each in a process of its own, as many as there are cores
+#   steps   steps, memory, precisions (gpu.py), FIGURES of it; started again it goes on
+#   recipe  the paper's recipe through `axolotl train`, `merge-lora`, mergekit and `eval` (recipe_gpu.py)
+# PARTS chooses among them. A machine without registries: .whl/site.tar.xz holds a folder `site-packages` of the
+# packages that it lacks; COMMIT names the commit where there is no git. Results go to OUT.
 set -u
 cd "$(dirname "$0")/../.."
 out=${OUT:-research/benchmarks} ends=$((SECONDS + ${MINUTES:-9} * 60)) python=${PYTHON:-python3}
-export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-[ -d shared/lume ] && export LUME_DIR=$PWD/shared/lume
-if compgen -G ".whl/*.whl" > /dev/null; then
-  site=$(mktemp -d)
-  "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" .whl/*.whl || exit 1
-  export PYTHONPATH=$site:$PYTHONPATH
+export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 AXOLOTL_DO_NOT_TRACK=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+[ -d .whl/lume ] && export LUME_DIR=$PWD/.whl/lume
+if [ -f .whl/site.tar.xz ]; then
+  [ -d /tmp/site-packages ] || tar -C /tmp -xf .whl/site.tar.xz || exit 1
+  export PYTHONPATH=$PWD:/tmp/site-packages
 fi
+left() { echo $((ends - SECONDS > $1 ? $1 : ends - SECONDS)); }
+echo "unpacked at $SECONDS s"
 status=0
-if "$python" -c "import axolotl" 2> /dev/null; then # two thirds of the time at most: the steps come too
-  timeout -s INT -k 10 $(((ends - SECONDS) * 2 / 3)) "$python" -m research.benchmarks.recipe_gpu \
-    --epochs "${EPOCHS:-2}" ${STEPS:+--steps $STEPS --no-merge} --out "$out" "$@" || { status=1; echo "the recipe did not end" >&2; }
-fi
-left=$((ends - SECONDS - 45)) # a figure that has begun ends
-[ $left -gt 0 ] || exit 1
-"$python" -m research.benchmarks.gpu --steps 8 --minutes $((left / 60)).$((left % 60 / 6)) ${ONLY:+--only $ONLY} \
-  --out "$out" "$@" || status=1
+for part in ${PARTS:-tests steps recipe}; do
+  [ "$(left 1)" -gt 0 ] || exit 1
+  case $part in
+    tests)
+      "$python" -c "import axolotl.core.builders, axolotl.cli.train, lm_eval.evaluator" || exit 1
+      echo "imported at $SECONDS s"
+      most=$(left "${TEST_SECONDS:-200}") logs=$(mktemp -d)
+      for file in ${TESTS:-every_method train_axolotl training_teacher training_level engine_hidden}; do
+        printf '%s\0' "$file"
+      done | xargs -0 -P "$(nproc)" -I{} sh -c "timeout $most $python -m pytest -q -rf --tb=short \
+        -p no:cacheprovider tests/test_{}.py > $logs/{} 2>&1; echo {} \$? \$(tail -n 1 $logs/{})"
+      for log in "$logs"/*; do echo "== $log"; tail -c 60000 "$log"; done > "$out/tests.log"
+      ;;
+    steps)
+      "$python" -m research.benchmarks.gpu --steps 8 --minutes $(($(left 999) / 60)).$(($(left 999) % 60 / 6)) \
+        ${FIGURES:+--only $FIGURES} --out "$out" || status=1
+      ;;
+    recipe)
+      "$python" -m research.benchmarks.recipe_gpu --epochs "${EPOCHS:-5}" --pairs "${PAIRS:-8}" \
+        --minutes $(($(left 999) / 60)) --out "$out" || status=1
+      ;;
+  esac
+  echo "$part ended at $SECONDS s"
+done
 exit $status
