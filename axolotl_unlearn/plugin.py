@@ -96,8 +96,10 @@ class UnlearnPlugin(BasePlugin):
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
-        for key, name in _unmet(cfg, trainer.model):
-            LOG.warning("`%s`: %r meets no weight of this model and does nothing.", key, name)
+        from axolotl_unlearn.checks.config import unmet
+
+        for note in unmet(cfg, trainer.model):
+            LOG.warning(note)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -143,9 +145,10 @@ class UnlearnPlugin(BasePlugin):
 
             choose_checkpoint(cfg)
         _refuse_other_trainers(cfg)
-        if preprocess or not _trains(cfg):
+        if not _trains(cfg):
             return None
-        _refuse_sharding_on_cpu(cfg)
+        if not preprocess:
+            _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
         from axolotl_unlearn.checks.config import warmup_note
@@ -157,6 +160,8 @@ class UnlearnPlugin(BasePlugin):
         meta = load_datasets(cfg=cfg)
         cfg.val_set_size = size or 0.0
         check_loaded(cfg, meta.train_dataset, meta.eval_dataset)
+        if preprocess:
+            return None  # Axolotl reads what is prepared now, and shows what it was asked to
         if size:
             from axolotl_unlearn.data.validation import split
 
@@ -281,26 +286,6 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
     if faults := architecture_faults({}, args, {}, lowest):
         raise UnlearnError(" ".join(faults))
-
-
-def _unmet(cfg: DictDefault, model: Any) -> list[tuple[str, str | int]]:
-    """Names in a config's lists that meet nothing of the model; PEFT and Axolotl pass them over."""
-    modules = [f".{name}" for name, _ in model.named_modules()]
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    meets = {
-        "lora_target_modules": lambda x: any(name.endswith(f".{x}") for name in modules),
-        "lora_modules_to_save": lambda x: any(name.endswith(x) for name in modules),
-        "peft_layers_to_transform": lambda x: any(f".{x}." in name for name in trained),
-        "unfrozen_parameters": lambda x: any(
-            re.match(re.sub(r"\[\d*:\d*\]$", "", x), name) for name in trained
-        ),
-        "lr_groups": lambda x: any(x in name for name in trained),
-    }
-    given = {key: cfg[key] for key in meets if isinstance(cfg[key], list)}
-    given["lr_groups"] = [x for group in cfg.lr_groups or [] for x in group["modules"]]
-    if not cfg.adapter:
-        given = {key: given[key] for key in given if key in ("unfrozen_parameters", "lr_groups")}
-    return [(key, x) for key, names in given.items() for x in names if not meets[key](x)]
 
 
 def _check_teachers(cfg: DictDefault) -> None:

@@ -173,9 +173,9 @@ def options_page() -> str:
                 cell += f"; {group['cure']}"
             names = ", ".join(f"`{option}`" for option in options)
             rows.append(f"| {names} | {effect} | {cell} |")
-    for option, beside in axolotl_options.TABLE["idle"].items():
-        cell = f"read {axolotl_options.conditions(beside)}; noted elsewhere"
-        rows.append(f"| `{option}` | idle | {cell} |")
+    for group in axolotl_options.TABLE["idle"]:
+        names = ", ".join(f"`{option}`" for option in group["options"])
+        rows.append(f"| {names} | idle | read {axolotl_options.conditions(group)} |")
     return _OPTIONS + "\n".join([*rows, "", _OPTIMIZERS, *optimizers()])
 
 
@@ -189,7 +189,8 @@ def optimizers() -> list[str]:
     for name in dict.fromkeys(one.value for kind in _NAMES for one in kind):
         packages = table["needs"]["optimizer"].items()
         needs = [f"needs the package `{m}`" for p, m in packages if re.fullmatch(p, name)]
-        read = [f"`{k}`" for k, with_ in table["idle"].items() if with_.get("optimizer") == name]
+        reading = [one for one in table["idle"] if one["beside"].get("optimizer") == name]
+        read = [f"`{option}`" for one in reading for option in one["options"]]
         reads = [f"reads {', '.join(read)}"] if read else []
         rows.append(f"| `{name}` | {refused.get(name) or '; '.join(['trained', *needs, *reads])} |")
     return rows

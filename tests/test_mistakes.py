@@ -93,6 +93,10 @@ CONFIGS = {
     ),
     "a plugin's line forgotten": (config(plugins=["axolotl_unlearn.Unlearn"]), "UnlearnPlugin"),
     "no number": (config(learning_rate="fast"), "is no number"),
+    "no optimizer": (config(optimizer="lion_pytorch"), "`optimizer: lion_pytorch` is no optimizer"),
+    "a batch size alone": (
+        config(batch_size=8, gradient_accumulation_steps=None), "`gradient_accumulation_steps`",
+    ),
 }  # fmt: skip
 
 

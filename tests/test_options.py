@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from test_train_axolotl import adapter, config, history, stage, train  # noqa: F401
 
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.config import config_faults, setting_notes
+from axolotl_unlearn.checks.report import check
 
 RUN = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3, "learning_rate": 1e-3,
        "lr_scheduler": "linear"}  # fmt: skip
@@ -64,6 +66,31 @@ IDLE = [
     ({"embedding_lr": 1.0}, "`embedding_lr` does nothing here: the adapter"),
     ({"torchdistx_path": "x"}, "`torchdistx_path` does nothing here"),
     ({"lr_groups": [{"name": "h", "modules": ["lm_head"], "lr": 1.0}]}, "gives 'lm_head' the rate"),
+    ({"include_tkps": True}, "`include_tkps: True` has no effect"),
+    ({"logging_nan_inf_filter": True}, "`logging_nan_inf_filter: True` has no effect"),
+    ({"sample_packing_bin_size": 9}, "`sample_packing_bin_size: 9` has no effect"),
+    ({"max_prompt_len": 5}, "`max_prompt_len: 5` has no effect"),
+    ({"relora_prune_ratio": 0.5}, "`relora_prune_ratio` does nothing here"),
+    ({"eval_causal_lm_metrics": ["ter"]}, "`eval_causal_lm_metrics` does nothing here"),
+    ({"torch_compile_mode": "default"}, "`torch_compile_mode` does nothing here"),
+    ({"revision_of_model": "v1"}, "`revision_of_model` does nothing here"),
+    ({"chat_template": "chatml"}, "`chat_template` renders no row here"),
+    ({"default_system_message": "Be brief."}, "`default_system_message` renders no row here"),
+    ({"load_best_model_at_end": True}, "`load_best_model_at_end` does nothing here"),
+]
+#: Options that change nothing beside others -> the note.
+LR_GROUPS = [{"name": "q", "modules": ["q_proj"], "lr": 0.1}]
+BESIDE = [
+    ({"optimizer": "muon"}, {"lr_groups": LR_GROUPS}, "`lr_groups` does nothing here"),
+    ({"optimizer": "sinkgd"}, {"loraplus_lr_ratio": 16}, "`loraplus_lr_ratio` does nothing here"),
+    ({"optimizer": "adopt_adamw"}, {"adam_beta1": 0.5}, "give both betas"),
+    ({"lr_scheduler": "constant"}, {"warmup_steps": 2}, "`constant_with_warmup` has one"),
+    ({"lr_scheduler": "rex"}, {"lr_scheduler_kwargs": {"power": 3}}, "other than `constant`"),
+    (
+        {"lr_scheduler": "cosine", "cosine_min_lr_ratio": 0.5},
+        {"lr_scheduler_kwargs": {"num_cycles": 3}},
+        "without `cosine_min_lr_ratio`",
+    ),
 ]
 
 
@@ -106,11 +133,24 @@ def test_an_option_without_effect_is_noted(stage, plain, options, note):  # noqa
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
+@pytest.mark.parametrize(("base", "options", "note"), BESIDE, ids=lambda x: str(x)[:40])
+def test_an_option_without_effect_beside_another_is_noted(stage, base, options, note):  # noqa: F811
+    """Found by training with and without it; Axolotl and `check` said nothing."""
+    found = []
+    for name, more in (("beside", base), ("beside-more", base | options)):
+        notes = [*axolotl_options.idle(config(stage, "x") | RUN | more)]
+        assert [one for one in notes if note in one] == notes[: len(found)], notes
+        found.append(adapter(train(stage, name, **RUN | more)))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"lora_target_modules": ["q_proj", "v_porj"], "lora_target_linear": False}, "v_porj"),
         ({"lora_modules_to_save": ["lm_hed"]}, "lm_hed"),
+        ({"lora_target_parameters": ["experts.gate"]}, "experts.gate"),
+        ({"lora_rank_pattern": {"q_porj": 2}}, "q_porj"),
         ({"peft_layers_to_transform": [1, 7]}, "7"),
         ({"lr_groups": [{"name": "a", "modules": ["q_proj", "nosuch"], "lr": 1e-3}]}, "nosuch"),
         ({"adapter": None, "unfrozen_parameters": ["model.layers.1.*", "nosuch"]}, "nosuch"),
@@ -122,10 +162,29 @@ def test_an_option_without_effect_is_noted(stage, plain, options, note):  # noqa
 )
 def test_a_name_that_meets_nothing_is_said(stage, options, said, caplog):  # noqa: F811
     """PEFT trained q_proj alone without a word, and Axolotl took any key."""
-    train(stage, "unmet", **RUN | options | {"max_steps": 1, "save_steps": 1})
+    cfg = config(stage, "unmet", **RUN | options | {"max_steps": 1, "save_steps": 1})
+    train(stage, "unmet", **cfg)
     says = re.compile("meets no weight|no option of Axolotl|no setting of this|with dropout")
     told = [message for message in caplog.messages if says.search(message)]
     assert len(told) == 1 and said in told[0], told
+    if "meets" in told[0]:  # as `check --full` says before weights are loaded
+        (stage / "unmet.yml").write_text(yaml.safe_dump(cfg))
+        assert told[0] in "\n".join(check(stage / "unmet.yml", full=True)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "module"),
+    [({"tiled_mlp": True}, "deepspeed"), ({"optimizer": "came_pytorch"}, "came_pytorch")],
+)
+def test_a_package_that_is_absent_is_named(stage, monkeypatch, options, module):  # noqa: F811
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = [*axolotl_options.absent(config(stage, "x") | options)]
+    assert len(said) == 1 and f"needs the package {module}, which is not installed" in said[0]
+
+
+def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
+    notes = setting_notes(config(stage, "x") | {"adapter": "qlora", "load_in_4bit": True})
+    assert "adds it to the whole ones: evaluate the merged model" in " ".join(notes)
 
 
 def test_warmup_is_a_share_of_the_steps_that_are_made(stage):  # noqa: F811

@@ -73,7 +73,9 @@ def test_deepspeed_without_a_gpu_is_refused(stage, tmp_path, capsys):  # noqa: F
 
     from axolotl_unlearn.plugin import UnlearnPlugin
 
-    cfg = DictDefault(config(stage, "zero", deepspeed=str(tmp_path / "zero3.json")))
+    name = str(stage / "base")
+    cfg = config(stage, "zero", deepspeed=str(tmp_path / "zero3.json"), tokenizer_config=name)
+    cfg = DictDefault(cfg | {"batch_size": 4, "world_size": 1, "num_epochs": 1})
     with pytest.raises(SystemExit) as ended:
         UnlearnPlugin().load_datasets(cfg)
     assert ended.value.code == 2

@@ -491,6 +491,16 @@ def datasets(stage, *sides):
     return [d for d in cfg["datasets"] if d["type"].rsplit(".", 1)[1] in sides]
 
 
+def test_preprocess_compares_the_sides(stage, capfd):
+    """Rows in a folder, which only Axolotl reads: `axolotl preprocess` wrote them as prepared."""
+    (stage / "copied").mkdir()
+    (stage / "copied/r.jsonl").write_bytes((stage / "forget.jsonl").read_bytes())
+    sets = datasets(stage, "forget", "retain")
+    assert "token for token" in fault(
+        stage, capfd, datasets=[sets[0], sets[1] | {"path": str(stage / "copied")}]
+    )
+
+
 def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
     """A folder is opened by Axolotl only: what its rows are shows in the columns."""
     from axolotl.cli.config import load_cfg

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def cut(stage, name, processes, **changes):  # noqa: F811
     """Four pairs a step, whoever reads them."""
     base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 5, "seed": 7}
     each = {"micro_batch_size": 4 // processes, "gradient_accumulation_steps": 1}
-    return config(stage, f"{name}-{processes}", **base, **each, **changes)
+    return config(stage, f"{name}-{processes}", **base | each | changes)
 
 
 def assert_equal(one: dict, other: dict) -> None:
@@ -145,6 +146,18 @@ def test_rows_that_do_not_fill_a_step_weigh_as_in_one_process(stage, server, row
         assert losses == pytest.approx(found[0][1], abs=1e-5)
         assert len(losses) == 1 + 2 * -(-rows // 6)
         assert best == found[0][2]
+
+
+@pytest.mark.slow
+def test_what_several_processes_do_otherwise_is_said(stage, server):  # noqa: F811
+    mean = objectives({"objective": "npo", "reduction": "batch_token_mean"}) | {"max_steps": 1}
+    cfg = cut(stage, "otherwise", 2, **mean | {"lora_dropout": 0.5})
+    train_on(server, 2, cfg)
+    said = Path(cfg["output_dir"]).with_suffix(".0.log").read_text()
+    for what in ("`reduction: batch_token_mean` is a mean over", "`lora_dropout` draws in each"):
+        assert re.search(rf"{what}[^.]*: the update on 2\s+processes is not that of one", said), (
+            said
+        )
 
 
 FSDP2 = {

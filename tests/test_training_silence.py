@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from test_train_axolotl import config, history, stage, train  # noqa: F401
 from torch.testing import assert_close
 
+from axolotl_unlearn.checks.config import config_faults
+
 # ruff: noqa: F811
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
 
@@ -50,12 +52,16 @@ def test_a_run_that_goes_on_as_another_is_refused(stage, begun, key, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", ["learning_rate", "adam_beta1", "lora_alpha", "peft_use_rslora", "optimizer"]
-)
+    "key",
+    ["learning_rate", "adam_beta1", "lora_alpha", "peft_use_rslora", "optimizer", "peft_use_dora",
+     "lora_target_modules", "lora_modules_to_save"],
+)  # fmt: skip
 def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
     """Rates and betas come with the optimizer's state, whatever the config says; another scale of
-    the adapter is another model. Other optimizers were a traceback."""
-    value = {"lora_alpha": 64, "peft_use_rslora": True, "optimizer": "sgd"}.get(key, 1e-5)
+    the adapter is another model. Other optimizers and other trained weights were a traceback."""
+    value = {"lora_alpha": 64, "peft_use_rslora": True, "optimizer": "sgd", "peft_use_dora": True}
+    value |= {"lora_target_modules": ["embed_tokens"], "lora_modules_to_save": ["lm_head"]}
+    value = value.get(key, 1e-5)
     with fails("resume.made-of"):
         train(stage, f"as-{key}", resume_from_checkpoint=str(begun), max_steps=3, **{key: value})
 
@@ -133,6 +139,49 @@ def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(stage):
         assert seen["eval_loss"] == pytest.approx(wanted, abs=1e-4)
         losses.append(seen["eval_loss"])
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "evaluated", "note"),
+    [
+        ({"evals_per_epoch": 1, "num_epochs": 1}, [], "so nothing is evaluated"),
+        ({"evals_per_epoch": 1, "num_epochs": 2}, [0, 3, 6], ""),
+        (
+            {"eval_steps": 2, "save_steps": 3, "load_best_model_at_end": True},
+            [0, 2, 4, 6],
+            "so the last model stays",
+        ),
+        (
+            {
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "save_steps": None,
+                "load_best_model_at_end": True,
+            },
+            [0, 3, 6],
+            "so the last model stays",
+        ),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_evaluations_and_best_models_that_never_come_are_said(
+    stage, caplog, changes, evaluated, note
+):
+    """Axolotl trained without them and said nothing."""
+    entries, saved = config(stage, "x")["datasets"], {"save_strategy": "steps", "save_steps": 3}
+    found = history(train(stage, "never", test_datasets=entries, **saved | changes))
+    assert [entry["step"] for entry in found if "eval_loss" in entry] == evaluated
+    said = ["so nothing is evaluated" in caplog.text, "so the last model stays" in caplog.text]
+    assert said == [one == note for one in ("so nothing is evaluated", "so the last model stays")]
+
+
+def test_a_batch_size_that_would_leave_rows_out_is_refused(stage):
+    """Axolotl counted steps of 8 rows and took 2: two passes of 12 rows ended after 8 of them."""
+    sizes = {"batch_size": 8, "micro_batch_size": 2}
+    cfg = config(stage, "x") | sizes
+    cfg.pop("gradient_accumulation_steps", None)
+    assert "so rows would be left out" in " ".join(config_faults(cfg))
+    assert not config_faults(cfg | {"gradient_accumulation_steps": 4, "batch_size": None})
 
 
 def test_a_best_model_of_weights_that_change_is_said(stage, caplog):

@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.config import nearest
 from axolotl_unlearn.data.records import short
 
 TABLE = yaml.safe_load((resources.files(__package__) / "axolotl_options.yml").read_text("utf-8"))
@@ -41,7 +42,7 @@ _WITHOUT_ARGS = (
 #: Numbers that change nothing, or end in a traceback, at 0.
 _ABOVE_ZERO = """
     learning_rate num_epochs max_steps micro_batch_size gradient_accumulation_steps batch_size
-    eval_batch_size logging_steps lora_r lora_alpha sequence_len
+    eval_batch_size logging_steps lora_r lora_alpha sequence_len save_total_limit
 """.split()
 
 
@@ -78,18 +79,20 @@ def noted(cfg: dict[str, Any]) -> dict[str, str]:
 
 def idle(cfg: dict[str, Any]) -> Iterator[str]:
     """A sentence for each option that is set beside others with which Axolotl does not read it."""
-    for option, beside in TABLE["idle"].items():
-        if cfg.get(option) in (None, False, 0, []):
-            continue
+    for group in TABLE["idle"]:
         acts = False
-        for key, pattern in beside.items():
+        for key, pattern in group["beside"].items():
             key, _, default = key.removesuffix("]").partition(" [")
             value = cfg.get(key)
             text = default if value is None else "" if value in (False, 0) else str(value)
             acts = acts or bool(re.fullmatch(pattern, text))
-        if not acts:
-            yield f"`{option}` does nothing here: Axolotl reads it {conditions(beside)}."
+        for option in () if acts else group["options"]:
+            if cfg.get(option) not in (None, False, 0, [], {}):
+                yield f"`{option}` does nothing here: Axolotl reads it {conditions(group)}."
     optimizer = str(cfg.get("optimizer") or "adamw_torch_fused")
+    betas = [key for key in ("adam_beta1", "adam_beta2") if cfg.get(key)]
+    if len(betas) == 1 and optimizer in optimizers()[1] and optimizer != "came_pytorch":
+        yield f"`{betas[0]}` does nothing alone with `optimizer: {optimizer}`: give both betas."
     if cfg.get("optim_args") and re.fullmatch(_WITHOUT_ARGS, optimizer):
         yield (
             f"`optim_args` does nothing with `optimizer: {optimizer}`: give `adam_beta1`, "
@@ -108,14 +111,14 @@ def idle(cfg: dict[str, Any]) -> Iterator[str]:
                 )
 
 
-def conditions(beside: dict[str, str]) -> str:
-    """The other options that an idle one needs, in words."""
+def conditions(group: dict[str, Any]) -> str:
+    """The other options that idle ones need, in words."""
     each = []
-    for key, pattern in beside.items():
+    for key, pattern in group["beside"].items():
         name = key.partition(" ")[0]
         which = f": {pattern.replace('.*', '...')}" if pattern not in ("", ".+") else ""
         each.append(f"with `{name}{which}`" if pattern else f"without `{name}`")
-    return " or ".join(each)
+    return group.get("words") or " or ".join(each)
 
 
 def absent(cfg: dict[str, Any]) -> Iterator[str]:
@@ -158,6 +161,29 @@ def _known(axolotl: Path) -> frozenset[str]:
         found.update(re.findall(r"\balias=\"(\w+)\"", body))
         left += re.findall(r"\w+", bases)
     return frozenset(found)
+
+
+@cache
+def optimizers() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of transformers and of Axolotl itself, from their sources."""
+    found = []
+    for package, file, name in (
+        ("transformers", "training_args.py", "OptimizerNames"),
+        ("axolotl", "utils/schemas/enums.py", "CustomSupportedOptimizers"),
+    ):
+        spec = importlib.util.find_spec(package)
+        text = Path(spec.submodule_search_locations[0], file).read_text("utf-8") if spec else ""
+        body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", text.replace("\n\n", "\n"), re.M | re.S)
+        found.append(tuple(re.findall(r'^    \w+ = "(\w+)"', body[0], re.M)) if body else ())
+    return found[0], found[1]
+
+
+def optimizer_faults(cfg: dict[str, Any]) -> Iterator[str]:
+    """A name that is no optimizer; Axolotl finds it when the weights are loaded."""
+    known, name = [one for names in optimizers() for one in names], cfg.get("optimizer")
+    if name and known and name not in known:
+        near = nearest(name, known) or f"; there are {', '.join(sorted(known))}"
+        yield f"`optimizer: {name}` is no optimizer{near}."
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:

@@ -84,7 +84,12 @@ def config_faults(cfg: dict) -> list[str]:
         faults += check_entries(cfg)
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
-    faults += axolotl_options.absent(cfg)
+    faults += told(
+        (cfg.get("batch_size") and not cfg.get("gradient_accumulation_steps"),
+         f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "
+         "and take smaller ones, so rows would be left out: give `gradient_accumulation_steps`."),
+    )  # fmt: skip
+    faults += [*axolotl_options.absent(cfg), *axolotl_options.optimizer_faults(cfg)]
     faults += setting_faults(cfg, args) if args is not None and args.trains else []
     return faults + _model_faults(cfg)
 
@@ -240,19 +245,42 @@ def setting_notes(cfg: dict) -> list[str]:
     best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
+    save, look = (_every(cfg, what) for what in ("save", "eval"))
+    chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
+    chat = next((key for key in chats if cfg.get(key)), None)
+    types = [str(row.get("type")) for row in args.data.rows] if args else []
+    rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
     return [*axolotl_options.idle(cfg)] + told(
         (looks and not rows,
          f"{looks} evaluates nothing without `test_datasets` or `val_set_size`."),
         (rows and not looks,
          f"rows of `{rows}` are never evaluated; give `eval_steps` or `evals_per_epoch`."),
+        (rows and looks.startswith("`evals_per_epoch") and not (look or cfg.get("eval_strategy")),
+         f"{looks} is never reached in {cfg.get('num_epochs') or 1} epochs, so nothing is "
+         "evaluated; give `eval_steps`."),
+        (cfg.get("load_best_model_at_end") and not (rows and save and look and not save % look),
+         "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
+         "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`anneal`, `phases`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
+        (cfg.get("revision_of_model") and os.path.isdir(name),
+         f"`revision_of_model` does nothing here: {short(name)[1:-1]} is a folder."),
+        (args and chat and not rendered,
+         f"`{chat}` renders no row here: with `unlearn.data.chat_template: true` records are "
+         "forgotten as the chats that the model learned."),
         (quantised,
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
          "whole ones: evaluate the merged model, which is another."),
     )  # fmt: skip
+
+
+def _every(cfg: dict, what: str) -> float:
+    """``eval_steps`` or ``save_steps`` as Axolotl makes them of those of an epoch; 0 if none."""
+    often = cfg.get(f"{what}s_per_epoch")
+    share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
+    return share if share < 1 else cfg.get(f"{what}_steps") or 0
 
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
@@ -280,13 +308,53 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
 
 
 def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
-    """A run that ends before its learning rate is what the config says."""
-    warmup = cfg.get("warmup_steps")
-    if not isinstance(warmup, int) or not 0 < steps <= warmup:
+    """A run that ends before its learning rate is what the config says, or begins with it."""
+    key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
+    given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
+    warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
+    return told(
+        (0 < steps <= warmup,
+         f"`{key}: {given}` is not over when the run ends, after {ends}: the learning rate stays "
+         "below the one that is set."),
+        (given and not warmup, f"`{key}: {given}` of {ends} is less than one: there is no warmup."),
+    )  # fmt: skip
+
+
+#: Options that name parts of a model.
+_NAMING = """
+    lora_target_modules lora_target_parameters lora_rank_pattern lora_alpha_pattern
+    lora_modules_to_save peft_layers_to_transform
+""".split()
+
+
+def unmet(cfg: Mapping[str, Any], model: Any) -> list[str]:
+    """A sentence for each name in a config's lists that meets nothing of the model (with its
+    adapter, or the base before one is made); PEFT and Axolotl pass them over."""
+    keys = [*_NAMING * bool(cfg.get("adapter")), "unfrozen_parameters", "lr_groups"]
+    given = {key: [*cfg[key]] for key in keys if isinstance(cfg.get(key), (list, dict))}
+    if "lr_groups" in given:
+        given["lr_groups"] = [name for group in cfg["lr_groups"] for name in group["modules"]]
+    if not given:
         return []
+    modules = [f".{name}" for name, _ in model.named_modules()]
+    weights = [name for name, _ in model.named_parameters()]
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    patterns = dict.fromkeys(_NAMING[2:4], lambda x: any(re.search(f"\\.{x}$", m) for m in modules))
+    meets = patterns | {
+        "lora_target_modules": lambda x: any(name.endswith(f".{x}") for name in modules),
+        "lora_target_parameters": lambda x: any(x.split(".")[-1] in n.split(".") for n in weights),
+        "lora_modules_to_save": lambda x: any(name.endswith(x) for name in modules),
+        "peft_layers_to_transform": lambda x: any(f".{x}." in name for name in trained),
+        "unfrozen_parameters": lambda x: any(
+            re.match(re.sub(r"\[\d*:\d*\]$", "", x), name) for name in trained
+        ),
+        "lr_groups": lambda x: any(x in name for name in trained),
+    }
     return [
-        f"`warmup_steps: {warmup}` is not over when the run ends, after {steps} "
-        f"step{'s' * (steps > 1)}: the learning rate stays below the one that is set."
+        f"`{key}`: {short(str(name))} meets no weight of this model and does nothing."
+        for key, names in given.items()
+        for name in names
+        if not meets[key](name)
     ]
 
 

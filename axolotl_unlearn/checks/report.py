@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.config import config_faults, level_notes, setting_notes, untrainable
-from axolotl_unlearn.config import ObjectiveArgs, nearest, parse_unlearn
+from axolotl_unlearn.config import ObjectiveArgs, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
@@ -100,20 +100,7 @@ def axolotl_faults(cfg: dict) -> list[str]:
         return [f"Axolotl refuses the config: {error} ({type(error).__name__})."]
     finally:
         logging.disable(before)
-    return optimizer_faults(cfg)
-
-
-def optimizer_faults(cfg: dict) -> list[str]:
-    """A name that is no optimizer, which Axolotl finds when the weights are loaded."""
-    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
-    from transformers.training_args import OptimizerNames
-
-    known = [one.value for names in (OptimizerNames, CustomSupportedOptimizers) for one in names]
-    name = str(cfg.get("optimizer") or "adamw_torch")
-    if name in known:
-        return []
-    near = nearest(name, known) or f"; there are {', '.join(sorted(known))}"
-    return [f"`optimizer: {name}` is no optimizer{near}."]
+    return []
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:

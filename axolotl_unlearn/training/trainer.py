@@ -102,13 +102,15 @@ class UnlearnTrainer(AxolotlTrainer):
         self._axolotl_cfg = cfg
         self.unlearn_args = args = unlearn_config(cfg)
         self.chunk_plan = ChunkPlan(mib=args.chunk_mib)
-        if self.args.world_size > 1 and any(
-            entry.parameters.get("reduction") == "batch_token_mean" for _, entry in args.entries()
-        ):
-            LOG.warning(
-                "`reduction: batch_token_mean` is a mean over the micro-batch of one process: the "
-                "update on %d processes is not that of one.", self.args.world_size,
-            )  # fmt: skip
+        reductions = [entry.parameters.get("reduction") for _, entry in args.entries()]
+        for asked, what in (
+            ("batch_token_mean" in reductions, "`reduction: batch_token_mean` is a mean over the "
+             "micro-batch of one process"),
+            (cfg.lora_dropout, "`lora_dropout` draws in each process by itself"),
+        ):  # fmt: skip
+            if asked and self.args.world_size > 1:
+                many = self.args.world_size
+                LOG.warning("%s: the update on %d processes is not that of one.", what, many)
         if not args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in args.entries()]
