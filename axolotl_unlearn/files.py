@@ -64,8 +64,16 @@ def _to_disk(path: Path) -> None:
 
 def write(path: Path | str, content: str | bytes, *, private: bool = False) -> Path:
     """Texts as UTF-8; see `replacing`."""
+    try:
+        raw = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        raise UnlearnError(
+            f"{path} would hold half of a surrogate pair, or the name of a file that is not UTF-8 "
+            f"(character {error.start}); mend the row, or rename the file.",
+            code="files.no-unicode",
+        ) from None
     with replacing(path, private=private) as draft:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.write_bytes(raw)
     return Path(path)
 
 

@@ -220,6 +220,20 @@ def stops_at(patched, number: int) -> None:
     patched.setattr(removal, "remove", inside)
 
 
+@pytest.mark.parametrize("place", [".", "requests", "out/tuned/runs"])
+def test_names_that_are_no_text_forge_no_line_and_stop_nothing(home, place):
+    """A name that is not UTF-8 ended `erase --yes`; one with a line break wrote a line of ours."""
+    odd = os.fsdecode(b"caf\xe9\nremoved 9 places; no files are left")
+    write_lines(Path(place) / odd, [SECRET])
+    for more in ([], ["--yes"]):
+        said = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", *more])
+        assert said.exit_code == 0, said.output
+        assert "removed 9 places; no files are left" not in said.output.splitlines()
+    left = json.loads(Path("requests/2026-001/erased.json").read_text())["left"]
+    assert any("caf\\xe9\nremoved" in one["path"] for one in left)
+    verify("requests/2026-001").require()
+
+
 def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch):
     """It was what the search before had found elsewhere: a file that did not go was not said."""
 

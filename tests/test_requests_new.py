@@ -467,11 +467,16 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     (other / "adapter_model.safetensors").write_bytes(b"")
     seen = write(tmp_path / "seen.jsonl", people(0, 45))
     gone = {"datasets": [{"path": "gone.jsonl", "type": "alpaca"}]}
+    mixed = [chat("ada-quill", "Half?", "a \ud83d half"), chat("ada-quill", *ADA[0]) | {"id": [1]}]
+    mixed = [TRAIN[:5] + [one] for one in mixed]
+    odd = [write(tmp_path / f"{n}.jsonl", rows) for n, rows in enumerate(mixed)]
+    odd = [config(home)["datasets"][0] | {"path": str(one)} for one in odd]
     for says, changes, options in (
         ("is not there; train it", {"output_dir": str(tmp_path / "no")}, {}),
         ("no weights", {}, {"model": empty}),
         ("is an adapter of someone/else, but `base_model`", {}, {"model": other}),
         ("does not exist", gone, {}),
+        *(("no table can be made of the rows", {"datasets": [one]}, {}) for one in odd),
         ("30 of 45 rows are in the training data", {}, {"heldout": seen}),
         ("rows fits", {}, {"wanted": Wanted(where=[("id", "bob")])}),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -262,6 +263,16 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     write(second)
     assert any("suppression list: " in said for said in verify(second).require().says)
     assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
+
+
+@pytest.mark.parametrize("part", ["eval", "model"])
+def test_a_file_name_that_is_not_utf_8_is_one_sentence(tmp_path, part):
+    before = {"model": str(model_folder(tmp_path / "base")), "adapter": None}
+    folder = finished_request(tmp_path / "requests", "1", before)
+    (folder / part / os.fsdecode(b"caf\xe9.txt")).write_text("nobody")
+    with fails("record.file-name"):
+        write(folder)
+    assert not Ledger(folder.parent).entries()
 
 
 def test_a_verdict_that_is_not_good_needs_somebody_to_accept_it(tmp_path):

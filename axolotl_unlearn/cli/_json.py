@@ -36,10 +36,15 @@ class Answer:
 def printed(found: Answer) -> None:
     """The one printer. The lines are said all the same: with ``--json`` on standard error."""
     answer(**found.facts)
-    for line in found.lines:  # what comes from a file forges no line of ours
-        click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+    say(found.lines)
     if found.exit:
         raise SystemExit(found.exit)
+
+
+def say(lines: Iterable[str]) -> None:
+    """What comes from a file, its name too, forges no line of ours."""
+    for line in lines:
+        click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 def answer(**facts: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import Answer, answer, printed
+from axolotl_unlearn.cli._json import Answer, answer, printed, say
 from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value
 from axolotl_unlearn.errors import UnlearnError
 
@@ -354,8 +354,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     facts = {"items": [vars(item) for item in planned.items], "removed": yes, **planned.facts()}
     if not yes:
         return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
-    for line in said:  # before anything goes
-        click.echo(line)
+    say(said)  # before anything goes
     left = erasing.erase(planned)["places"] or "no"
     gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
     return Answer(facts, [f"{gone}; written into the record"])

@@ -246,7 +246,15 @@ def _tokenised(
 
     # As Arrow hands them to a strategy: with nulls where other rows have a field.
     names = dict.fromkeys(name for row in rows for name in row)
-    dataset = Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
+    try:
+        dataset = Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
+    except (ValueError, TypeError, OverflowError) as error:  # it may quote a row
+        raise UnlearnError(
+            f"{origin}: no table can be made of the rows ({type(error).__name__}): a field is of "
+            "one kind in one row and of another in the next, or holds half of a surrogate pair; "
+            "mend the data.",
+            code="data.no-table",
+        ) from None
     if entry.get("rl"):
         return _preferred(entry, dataset, tokenizer, cfg)
     known = checked(entry, cfg)

@@ -117,7 +117,7 @@ def erase(planned: Plan) -> dict[str, Any]:
 
     def counts(places: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
         each = sorted(places.items())
-        return [{"path": os.path.relpath(path, folder), what: count} for path, count in each]
+        return [{"path": _name(path, folder), what: count} for path, count in each]
 
     suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove, and
@@ -154,8 +154,13 @@ def erase(planned: Plan) -> dict[str, Any]:
 
 
 def _facts(items: Iterable[Item], folder: Path) -> list[dict[str, Any]]:
-    made = (asdict(one) | {"path": os.path.relpath(one.path, folder)} for one in items)
+    made = (asdict(one) | {"path": _name(one.path, folder)} for one in items)
     return [{k: value for k, value in one.items() if value is not None} for one in made]
+
+
+def _name(path: Path, folder: Path) -> str:
+    """From here; what is not UTF-8 in it as an escape."""
+    return os.fsencode(os.path.relpath(path, folder)).decode("utf-8", "backslashreplace")
 
 
 def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
@@ -165,7 +170,7 @@ def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
         whole = item.path.is_dir() and not item.path.is_symlink()
         for path in filter(_no_folder, item.path.rglob("*") if whole else [item.path]):
             facts = path.lstat()
-            made[os.path.relpath(path, folder)] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+            made[_name(path, folder)] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
     return made
 
 

@@ -12,6 +12,7 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -219,8 +220,15 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _below(folder: Path) -> dict[str, Path]:
-    """Every file and link below a folder by its name from there."""
+    """Every file and link below a folder by its name from there.
+
+    Raises:
+        UnlearnError: A name is not UTF-8, so that no record can hold it.
+    """
     names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    for name in names:
+        if name.encode("utf-8", "ignore") != os.fsencode(name):
+            raise fault("file-name", f"the name of {folder / name} is not UTF-8; rename the file.")
     return {n: path for n, path in names.items() if path.is_symlink() or not path.is_dir()}
 
 
