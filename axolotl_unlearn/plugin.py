@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
@@ -32,6 +34,9 @@ class UnlearnPlugin(BasePlugin):
     and without rows of our types, no hook does anything.
     """
 
+    #: The config as it was given, before Axolotl has filled in its defaults.
+    given: Mapping[str, Any] = MappingProxyType({})
+
     @exit_with_sentence()
     def register(self, cfg: dict) -> None:
         """Check the raw config before anything is loaded, and set what unlearning relies on.
@@ -43,6 +48,8 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.checks.config import prepare
 
         show_as_sentences()
+        filled = cfg.get("use_ray") and "RANK" in os.environ  # a worker's, from its driver
+        self.given = {} if filled else dict(cfg)
         prepare(cfg)
 
     def get_input_args(self) -> str:
@@ -139,7 +146,7 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.checks.config import prepare_data
 
         _stay_on_cpu(cfg)
-        prepare_data(cfg)
+        prepare_data(cfg, self.given)
         if cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints:
             from axolotl_unlearn.training.resume import choose_checkpoint
 

@@ -122,6 +122,13 @@ def test_an_option_changes_what_it_says_and_nothing_else(stage, plain, options, 
     assert changes == "shapes" or any(not torch.equal(one[name], two[name]) for name in two)
 
 
+def test_a_run_with_nothing_idle_says_nothing(stage, caplog):  # noqa: F811
+    """Axolotl fills in defaults of what nobody asked for."""
+    train(stage, "silent", **RUN | {"max_steps": 1, "save_steps": 1})
+    said = [one for one in caplog.messages if re.search("does nothing|no effect|renders no", one)]
+    assert not said
+
+
 @pytest.mark.parametrize(("options", "note"), IDLE, ids=lambda x: str(x)[:60])
 def test_an_option_without_effect_is_noted(stage, plain, options, note):  # noqa: F811
     """It was "supported", or passed without a word; `lr_groups` makes groups, in which the sums of

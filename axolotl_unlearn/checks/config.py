@@ -512,8 +512,11 @@ def prepare(cfg: dict) -> None:
         cfg["pad_to_sequence_len"] = False  # else batches are padded to a multiple of 64
 
 
-def prepare_data(cfg: dict) -> None:
-    """Before data are read: check the files, key the cache.
+def prepare_data(cfg: dict, given: Mapping[str, Any]) -> None:
+    """Before data are read: check the files, key the cache, say what settings do not do.
+
+    Args:
+        given: The config without Axolotl's defaults; empty: nothing is said of it.
 
     Raises:
         UnlearnError: Every fault of the files.
@@ -521,7 +524,7 @@ def prepare_data(cfg: dict) -> None:
     checked = check_records(cfg)
     if checked.faults:
         raise UnlearnError(" ".join(checked.faults), code="data.faults")
-    for note in checked.notes + (setting_notes(cfg) if cfg.get("unlearn") else []):
+    for note in checked.notes + (setting_notes(dict(given)) if given.get("unlearn") else []):
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))
