@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pretend_device
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -21,8 +22,9 @@ from torch.testing import assert_close
 from research.harness import SOCKET, Asked, python_words
 
 ROOT = Path(__file__).parents[1]
-RANK, SHARDED, ZERO = (
-    Path(__file__).parent / f"{name}.py" for name in ("rank", "rank_sharded", "rank_zero")
+RANK, SHARDED, ZERO, ON_DEVICE = (
+    Path(__file__).parent / f"{name}.py"
+    for name in ("rank", "rank_sharded", "rank_zero", "rank_device")
 )
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 FULL = {"adapter": "DELETE"}
@@ -113,6 +115,18 @@ def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa:
     for processes in range(2, most + 1, 2):
         together = train_on(server, processes, cut(stage, name, processes, **changes))
         assert_equal(together, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, changes", [
+    ("npo", NPO), ("npo-full", NPO | FULL | {"unlearn": NPO["unlearn"] | {"reference": "cached"}}),
+])  # fmt: skip
+def test_two_processes_each_on_an_accelerator(stage, server, name, changes):  # noqa: F811
+    """DDP on two pretended devices gives the update of one process of a CPU."""
+    if why := pretend_device.unavailable():
+        pytest.skip(why)
+    alone = train_on(server, 1, cut(stage, f"{name}-cpu", 1, **changes))
+    assert_equal(train_on(server, 2, cut(stage, f"{name}-two", 2, **changes), ON_DEVICE), alone)
 
 
 def part_of(stage, rows: int, processes: int) -> dict:  # noqa: F811

@@ -539,6 +539,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 TORCH_LIBRARY(pretend, m) {
   m.def("waited(str what) -> ()");
   m.def("watch(bool on) -> ()", [](bool on) { watched = on; });
+  m.def("host(Tensor(a) tensor) -> Tensor(a)", [](const Tensor& tensor) {
+    return is_pretend(tensor) ? on_cpu(tensor) : tensor;
+  });
   m.def("devices() -> int", []() -> int64_t { return COUNT; });
   m.def("allocated(int device) -> int", [](int64_t device) -> int64_t { return bytes_now[device]; });
   m.def("peak(int device) -> int", [](int64_t device) -> int64_t { return bytes_peak[device]; });
