@@ -120,6 +120,7 @@ def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa:
 @pytest.mark.slow
 @pytest.mark.parametrize("name, changes", [
     ("npo", NPO), ("npo-full", NPO | FULL | {"unlearn": NPO["unlearn"] | {"reference": "cached"}}),
+    ("rmu", RMU),
 ])  # fmt: skip
 def test_two_processes_each_on_an_accelerator(stage, server, name, changes):  # noqa: F811
     """DDP on two pretended devices gives the update of one process of a CPU."""
@@ -250,15 +251,17 @@ def test_full_fine_tuning_in_parts_goes_on(stage, server, way):  # noqa: F811
 @pytest.mark.parametrize("compares", [False, True])
 def test_match_with_looks(life, server, trained, compares):  # noqa: F811
     """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
-    found = []
-    for processes in (1, 2):
-        cfg = example(
-            life, f"match-{len(trained)}-{compares}-{processes}", every=2, settle=0.0, patience=9
-        )
+    found, runs = [], [(1, RANK), (2, RANK)]
+    if trained and not pretend_device.unavailable():
+        runs.append((2, ON_DEVICE))
+    for processes, script in runs:
+        name = f"match-{len(trained)}-{compares}-{processes}-{script.stem}"
+        cfg = example(life, name, every=2, settle=0.0, patience=9)
         matching = [e for e in cfg["unlearn"]["forget"] if e["objective"].endswith("_matching")]
         if not compares:
             cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in matching]
         cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
         cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}
-        found.append(train_on(server, processes, cfg))
-    assert_equal(*found)
+        found.append(train_on(server, processes, cfg, script))
+    for other in found[1:]:
+        assert_equal(found[0], other)

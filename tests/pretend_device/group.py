@@ -14,10 +14,15 @@ from pretend_device import NAME, start
 
 
 def _host(value: Any) -> Any:
-    """Tensors of the host on the same memory, in lists of any depth."""
+    """Tensors of the host on the same memory, in lists of any depth. What is on the host already
+    is refused, as NCCL does."""
     if isinstance(value, list | tuple):
         return [_host(one) for one in value]
-    return torch.ops.pretend.host(value.detach()) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_cpu:
+        raise RuntimeError("No backend type associated with device type cpu")
+    return torch.ops.pretend.host(value.detach())
 
 
 def _collective(name: str) -> Callable:
@@ -33,7 +38,7 @@ def _collective(name: str) -> Callable:
 
 
 class Group(dist.ProcessGroup):
-    """Processes that may send what is on the host and on a device."""
+    """Processes that send what is on a device, and objects by way of it."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
@@ -59,6 +64,7 @@ def join() -> int:
     torch.accelerator.set_device_index(index)
     theirs = PartialState.__init__
     PartialState.__init__ = lambda self, cpu=True, **options: theirs(self, True, **options)
-    dist.Backend.register_backend(NAME, Group, devices=["cpu", NAME])
+    dist.Backend.register_backend(NAME, Group, devices=[NAME])
+    dist.distributed_c10d._get_object_coll_device = lambda group=None: NAME
     dist.init_process_group(NAME)
     return index
