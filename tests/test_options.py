@@ -152,6 +152,23 @@ def test_an_option_without_effect_beside_another_is_noted(stage, base, options, 
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{"lora_r": 8}, {"lora_alpha": 128}, {"lora_dropout": 0.5}, {"peft_use_dora": True},
+     {"lora_target_modules": ["q_proj"]}],
+    ids=str,
+)  # fmt: skip
+def test_an_adapter_that_is_gone_on_from_keeps_its_settings(stage, plain, options):  # noqa: F811
+    """PEFT reads them from its folder: those of the config did nothing, without a word."""
+    key, start = next(iter(options)), {"lora_model_dir": str(plain)}
+    found = []
+    for more in ({}, options):
+        notes = setting_notes(config(stage, "x") | start | more)
+        assert any(f"`{key}: " in one and "keeps its own" in one for one in notes) == bool(more)
+        found.append(adapter(train(stage, "gone-on", **RUN | start | more)))
+    assert all(torch.equal(found[0][name], weight) for name, weight in found[1].items())
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"lora_target_modules": ["q_proj", "v_porj"], "lora_target_linear": False}, "v_porj"),

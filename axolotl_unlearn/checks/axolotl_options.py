@@ -188,8 +188,9 @@ def optimizer_faults(cfg: dict[str, Any]) -> Iterator[str]:
 
 def ignored(cfg: dict[str, Any]) -> list[str]:
     """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
-    options = known()
-    return [str(key) for key in cfg if key not in options and key != "unlearn"] if options else []
+    options = known() | {"unlearn"}
+    given = [str(key) for key, value in cfg.items() if value is not None]
+    return [key for key in given if key not in options] if len(options) > 1 else []
 
 
 def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> Iterator[str]:
@@ -198,7 +199,7 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> Iterator[str]:
     cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
     for key in ignored(cfg):
         # A text, slow to compare; or a place for YAML anchors, as `x-datasets`.
-        if len(key) > 40 or key.startswith(("x-", "_", ".")) or cfg.get(key) is None:
+        if len(key) > 40 or key.startswith(("x-", "_", ".")):
             continue
         near = difflib.get_close_matches(key, [*known(), "unlearn"], n=1, cutoff=cutoff)
         if key in ours:

@@ -26,7 +26,14 @@ from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
-from axolotl_unlearn.models import START, has_chat_template, is_tokenizer, lacking, unreachable
+from axolotl_unlearn.models import (
+    ADAPTER_CONFIG,
+    START,
+    has_chat_template,
+    is_tokenizer,
+    lacking,
+    unreachable,
+)
 from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
@@ -250,7 +257,7 @@ def setting_notes(cfg: dict) -> list[str]:
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
-    return [*axolotl_options.idle(cfg)] + told(
+    return [*axolotl_options.idle(cfg), *_kept(cfg)] + told(
         (looks and not rows,
          f"{looks} evaluates nothing without `test_datasets` or `val_set_size`."),
         (rows and not looks,
@@ -274,6 +281,31 @@ def setting_notes(cfg: dict) -> list[str]:
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
          "whole ones: evaluate the merged model, which is another."),
     )  # fmt: skip
+
+
+#: Options -> keys of adapter_config.json.
+_OF_ADAPTER = {
+    "lora_r": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules", "lora_modules_to_save": "modules_to_save",
+    "peft_layers_to_transform": "layers_to_transform", "peft_use_dora": "use_dora",
+    "peft_use_rslora": "use_rslora",
+}  # fmt: skip
+
+
+def _kept(cfg: dict) -> list[str]:
+    """Options of an adapter beside one that is gone on from, which keeps its own."""
+    file = Path(str(cfg.get("lora_model_dir"))) / ADAPTER_CONFIG
+    if not cfg.get("adapter") or not os.path.isfile(file):
+        return []
+    own = json.loads(file.read_text("utf-8"))
+    both = {key: (cfg[key], own.get(name)) for key, name in _OF_ADAPTER.items() if key in cfg}
+    plain = lambda value: sorted(value) if isinstance(value, list) else value or None  # noqa: E731
+    return [
+        f"`{key}: {short(str(given))[1:-1]}` does nothing here: the adapter of `lora_model_dir` "
+        f"keeps its own ({short(str(kept))[1:-1]})."
+        for key, (given, kept) in both.items()
+        if plain(given) != plain(kept)
+    ]
 
 
 def _every(cfg: dict, what: str) -> float:
