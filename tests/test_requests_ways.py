@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
+from requests_folder import finished_request
 from test_requests_new import ADA_ROWS, TRAIN, chat, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
@@ -26,6 +27,7 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.record import write as record_write
 from axolotl_unlearn.requests.request import Request, weights, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.suppress import suppress
@@ -444,6 +446,26 @@ def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  
 # -- what a way costs -----------------------------------------------------------------------------
 
 
+def of_earlier_requests(made: Request) -> None:
+    """Those of a record are taken; one that is broken or of before has none and stops nothing."""
+    (base,) = {str(made.facts["base"])}
+    for name in ("a", "b", "c"):
+        before = {"model": base, "adapter": None}
+        folder = finished_request(made.folder.parent, name, before)
+        facts = json.loads((folder / "request.json").read_text())
+        write_json(folder / "request.json", facts | {"base": base})
+        write_json(folder / "work/stamps/retrain.json", {"key": "k", "seconds": 115.0})
+        if name != "c":
+            write_json(
+                folder / "way.json", {"way": "retrain", "base": None, "rows": {"trained": 20}}
+            )
+        record_write(folder)
+    (folder.parent / "b" / "record.json").write_text("{")
+    found = next(cost for cost in plan(made) if cost.way == "retrain")
+    assert found.by == "1 earlier training"
+    assert found.seconds == pytest.approx(15 + 100 * found.reads / 40, abs=0.1)
+
+
 def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "all.jsonl", TRAIN[:18]))
@@ -466,8 +488,11 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     before_log = plan(made)
     with pytest.raises(UnlearnError, match="use shards, retrain, match or auto"):
         running.take(made, "magic")
+    rows = (tmp_path / "all.jsonl").read_text()
     (tmp_path / "all.jsonl").write_text("{}\n")
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
     assert "retrain   not open" in said and "auto      match" in said
     assert "memory" in said and "memory 0" not in said
     assert choose(before_log, limit=1e-9) == "match"
+    (tmp_path / "all.jsonl").write_text(rows)
+    of_earlier_requests(made)

@@ -32,7 +32,7 @@ from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import WAYS
 from research.studies.exact_requests import config, fork_commands, prepare
 
-DRAWS, PEOPLE = 50, 6
+DRAWS, PEOPLE = 50, 2
 
 
 def make(out: Path, way: str) -> Path:
@@ -44,7 +44,9 @@ def make(out: Path, way: str) -> Path:
     content = bytearray((before / "model.safetensors").read_bytes())
     content[-1] ^= 1  # the model before is another one than the base
     (before / "model.safetensors").write_bytes(content)
-    tests = (out / "data" / "test.jsonl").read_text("utf-8").splitlines()[:40]
+    tests = (
+        (out / "data" / "test.jsonl").read_text("utf-8").splitlines()[: 40 if way == "match" else 4]
+    )
     (out / "data" / "tests.jsonl").write_text("\n".join(tests) + "\n", "utf-8")
     path = config(out, way, out / "data" / "few.jsonl", num_epochs=1)
     settings = path.read_text("utf-8").replace("data/test.jsonl", "data/tests.jsonl")
@@ -120,11 +122,14 @@ def main() -> None:
         known = {"way": way, "seconds": time.monotonic() - began, "draws": []}
         known["weights"] = weights(place / "r" / "model")
     rng = random.Random(f"killed {way}")
-    moments = [rng.uniform(0, known["seconds"]) for _ in range(given.draws)]
-    for moment in moments[len(known["draws"]) :]:
+    for _ in known["draws"]:
+        rng.random()
+    while sum(not one["ended"] for one in known["draws"]) < given.draws:
+        moment = rng.uniform(0, known["seconds"])
         known["draws"].append(draw(place, way, moment, known))
         known["faults"] = sum(bool(one["faults"]) for one in known["draws"])
-        known["steps"] = dict(Counter(one["at"].split(":")[0] for one in known["draws"]))
+        killed = [one["at"] for one in known["draws"] if not one["ended"]]
+        known["steps"] = dict(Counter(at.split(":")[0] for at in killed))
         write_json(path, known)  # a run that is stopped goes on from it
         print(len(known["draws"]), known["draws"][-1], flush=True)
 

@@ -12,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.new import passes
-from axolotl_unlearn.requests.request import Request, read_json
+from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.ways import WAYS, way_of
 
@@ -110,8 +112,9 @@ def _trainings(request: Request) -> Iterator[tuple[float, float]]:
     """(rows read, seconds) of trainings of this base that were measured."""
     trained = request.facts["counts"]["trained"]
     for record in _records(request):
-        if record["way"]["way"] == "retrain" and (seconds := record["seconds"].get("retrain")):
-            yield record["way"]["rows"]["trained"] * whole(request) / trained, seconds
+        way, seconds = record.get("way", {}), record.get("seconds", {}).get("retrain")
+        if way.get("way") == "retrain" and seconds:
+            yield way["rows"]["trained"] * whole(request) / trained, seconds
     config = read_config(request.path("finetune.yml"))
     log = request.root / str(config.get("output_dir")) / "debug.log"
     if said := _RUNTIME.findall(log.read_text("utf-8", "replace")) if log.is_file() else ():
@@ -119,10 +122,11 @@ def _trainings(request: Request) -> Iterator[tuple[float, float]]:
 
 
 def _records(request: Request) -> Iterator[dict[str, Any]]:
-    """Predicates of the requests beside it that began with the same base."""
+    """Predicates of the requests beside it that began with the same base, and can be read."""
     for path in sorted(request.folder.parent.glob("*/record.json")):
-        if Request.load(path.parent).facts.get("base") == request.facts.get("base"):
-            yield read_json(path)["predicate"]
+        with suppress(UnlearnError):
+            if Request.load(path.parent).facts.get("base") == request.facts.get("base"):
+                yield read(path.parent)["predicate"]
 
 
 def _each(request: Request) -> float:
