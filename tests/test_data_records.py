@@ -19,6 +19,7 @@ from axolotl_unlearn.data.records import (
     kind_of,
     read_json_lines,
     read_records,
+    records_from_rows,
 )
 
 LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
@@ -285,3 +286,11 @@ def test_lines_of_our_own_files(tmp_path):
         read_json_lines(path)
     path.write_text("")
     assert read_json_lines(path) == []
+
+
+def test_a_field_that_is_named_and_in_no_row_is_refused():
+    """`fields.document`: rows were told apart by their ids, and nothing was said."""
+    rows = [("line 1", {"input": "Who?", "output": "Bo.", "person": "Bo"})]
+    assert next(records_from_rows(rows, "x", Fields(document="person"))).document == "Bo"
+    with fails("data.no-such-field"):
+        next(records_from_rows(rows, "x", Fields(document="persn")))

@@ -472,6 +472,9 @@ def test_faults_of_the_rows(tmp_path):
     twice = faults(tmp_path, [ALPACA[0], dict(reversed(ALPACA[0].items()))])
     assert "line 2: the id" in twice and "Ada" not in twice
     assert "cannot be forgotten and kept" in faults(tmp_path, ALPACA[:1], ALPACA)
+    named = {"rows": {"type": "alpaca"}, "fields": {"document": "person"}}
+    with fails("data.no-such-field"):
+        typed.sources([("line 1", ALPACA[0])], "x", DataArgs.model_validate(named))
     assert "`dataset: 3` is no entry" in faults(tmp_path, [{"dataset": 3, "row": ALPACA[0]}])
     assert "`kind` must be" in faults(tmp_path, [{"kind": "poem", "row": ALPACA[0]}])
     with pytest.raises(UnlearnError, match="has no `type`"):
@@ -480,6 +483,12 @@ def test_faults_of_the_rows(tmp_path):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
     with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": ""}})
+    with pytest.raises(UnlearnError, match="`fields.task` does nothing beside `rows`"):
+        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "fields": {"task": "x"}}})
+    with pytest.raises(UnlearnError, match="`join` does nothing beside a template"):
+        parse_unlearn({"data": {"template": "{input} {output}", "join": ""}})
+    for way in ({"rows": {"type": "alpaca"}}, {"template": "{input} {output}"}):  # it has a `join`
+        assert parse_unlearn({"preset": "zjuklab-paper", "data": way}).data.join == " "
     with pytest.raises(UnlearnError, match="`leave_out_dropped` does nothing without `rows`"):
         parse_unlearn({"data": {"leave_out_dropped": True}})
 

@@ -296,12 +296,14 @@ class DataArgs(Strict):
                     "from, content: value}`"
                 )
         shaped = {"join", "template", "chat_template", "eos", "labels", "max_length"}
-        if self.rows and self.model_fields_set & shaped:
-            first = sorted(self.model_fields_set & shaped)[0]
+        named = {f"fields.{name}" for name in self.fields.model_fields_set - {"id", "document"}}
+        if self.rows and (told := sorted(self.model_fields_set & shaped | named)):
             raise ValueError(
-                f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
+                f"`{told[0]}` does nothing beside `rows`, whose type decides tokens and labels; "
                 "remove one of them"
             )
+        if "join" in self.model_fields_set and (self.template or self.chat_template):
+            raise ValueError("`join` does nothing beside a template; remove one of them")
         if self.leave_out_dropped and not self.rows:
             raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:

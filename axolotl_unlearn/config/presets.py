@@ -15,8 +15,18 @@ from axolotl_unlearn.config import nearest
 _MERGED = ("data", "labels", "fields", "pairing", "level")
 
 
+#: Keys of ``data`` -> those of a preset's that they replace.
+_REPLACED = {
+    "rows": ("join", "template", "chat_template", "eos", "labels", "max_length"),
+    "template": ("join", "chat_template"),
+    "chat_template": ("join", "template"),
+}
+
+
 def merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """``given`` over ``preset``, blocks key by key and objectives as whole lists."""
+    gone = [old for key, others in _REPLACED.items() if given.get(key) for old in others]
+    preset = {key: value for key, value in preset.items() if key not in gone}
     both = {
         key: merged(preset[key], value)
         for key, value in given.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +136,7 @@ def records_from_rows(
             f"{source} has no rows; it needs at least one record.", code="data.no-rows"
         )
     present = {key for _, row in rows for key in row}
+    require_named(fields, "document", present, source)
     optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
     places: dict[str, str] = {}
     for number, (place, row) in enumerate(rows):
@@ -164,6 +165,17 @@ def records_from_rows(
             kind=row.get("kind") or kind_of(record_id) or kind,
             source=document_name(row.get(fields.document)),
             author=document_name(row.get("author")),
+        )
+
+
+def require_named(fields: Fields, name: str, present: Collection[str], source: str) -> None:
+    """Refuse a field that a config names and that no row has; by its own name it may be absent."""
+    field = getattr(fields, name)
+    if field != name and field not in present:
+        raise UnlearnError(
+            f"{source}: no row has the field {field!r} (there are {', '.join(sorted(present))}); "
+            f"correct the file or `unlearn.data.fields.{name}`.",
+            code="data.no-such-field",
         )
 
 

@@ -22,7 +22,15 @@ from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.config import DataArgs, nearest
-from axolotl_unlearn.data.records import Record, Rows, document_name, own_id, read_rows, short
+from axolotl_unlearn.data.records import (
+    Record,
+    Rows,
+    document_name,
+    own_id,
+    read_rows,
+    require_named,
+    short,
+)
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
 
@@ -113,6 +121,10 @@ def sources(rows: Rows, origin: str, data: DataArgs) -> list[Source]:
     """
     given: list[Source] = []
     places: dict[str, str] = {}
+    rows = list(rows)
+    if not all(isinstance(row.get("row"), Mapping) for _, row in rows):
+        for name in ("id", "document"):
+            require_named(data.fields, name, {key for _, row in rows for key in row}, origin)
     for place, row in rows:
         one = _source(row, f"{origin}, {place}", data)
         own_id(places, one.id, origin, place)
