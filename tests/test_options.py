@@ -206,6 +206,29 @@ def test_a_package_that_is_absent_is_named(stage, monkeypatch, options, module):
     assert len(said) == 1 and f"needs the package {module}, which is not installed" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"lr_scheduler": "linear", "lr_scheduler_kwargs": {"power": 3}},
+            "keyword argument 'power'",
+        ),
+        ({"lr_scheduler": "warmup_stable_decay"}, "'num_decay_steps'"),
+        ({"lr_scheduler": "reduce_lr_on_plateau"}, "requires an eval strategy"),
+        ({"dataloader_prefetch_factor": 4}, "dataloader_prefetch_factor"),
+        ({"lr_scheduler": "one_cycle", "warmup_ratio": 0.2}, None),
+        ({"lr_scheduler": "reduce_lr_on_plateau", "val_set_size": 0.3, "eval_steps": 1}, None),
+        ({"bf16": True, "tf32": True, "torch_compile": True}, None),
+    ],
+    ids=lambda x: str(x)[:60],
+)
+def test_what_cannot_be_made_is_not_ready(stage, options, said):  # noqa: F811
+    """`check --full` said "ready", and training ended in a traceback after loading the weights."""
+    (stage / "made.yml").write_text(yaml.safe_dump(config(stage, "x") | options))
+    faults = check(stage / "made.yml", full=True)[0]
+    assert (said in " ".join(faults)) if said else not faults, faults
+
+
 def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
     notes = setting_notes(config(stage, "x") | {"adapter": "qlora", "load_in_4bit": True})
     assert "adds it to the whole ones: evaluate the merged model" in " ".join(notes)
