@@ -23,12 +23,12 @@ for part in ${PARTS:-tests steps recipe}; do
     tests)
       "$python" -c "import axolotl.core.builders, axolotl.cli.train, lm_eval.evaluator" || exit 1
       echo "imported at $SECONDS s"
-      most=$(left "${TEST_SECONDS:-200}") logs=$(mktemp -d)
-      for file in ${TESTS:-every_method train_axolotl training_teacher training_level engine_hidden}; do
-        printf '%s\0' "$file"
-      done | xargs -0 -P "$(nproc)" -I{} sh -c "timeout $most $python -m pytest -q -rf --tb=short \
-        -p no:cacheprovider tests/test_{}.py > $logs/{} 2>&1; echo {} \$? \$(tail -n 1 $logs/{})"
-      for log in "$logs"/*; do echo "== $log"; tail -c 60000 "$log"; done > "$out/tests.log"
+      most=$(left "${TEST_SECONDS:-200}") bin=$(mktemp -d)
+      printf '#!/bin/sh\nexec %s -m axolotl.cli.main "$@"\n' "$python" > "$bin/axolotl" && chmod +x "$bin/axolotl"
+      printf '%s\0' ${TESTS:-every_method train_axolotl training_teacher training_level engine_hidden} |
+        PATH=$bin:$PATH xargs -0 -P "$(nproc --all)" -I{} sh -c "log=\$(mktemp); timeout -s INT -k 5 $most \
+          $python -m pytest -q -rf --tb=short -p no:cacheprovider tests/test_{}.py > \$log 2>&1; \
+          echo {} \$? \$(tail -n 1 \$log); { echo '== {}'; tail -c 60000 \$log; } >> '$out/tests.log'"
       ;;
     steps)
       "$python" -m research.benchmarks.gpu --steps 8 --minutes $(($(left 999) / 60)).$(($(left 999) % 60 / 6)) \
