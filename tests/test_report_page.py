@@ -444,6 +444,9 @@ for (const svg of doc.querySelectorAll("svg[data-plot]")) {
 }
 const wide = doc.documentElement.scrollWidth - frame.clientWidth;
 if (wide > 0) found.push("the page is " + wide + " px wider than the screen");
+const scores = doc.querySelector(".scores").closest(".scroll");
+const hidden = scores.scrollWidth - scores.clientWidth;
+if (hidden > 0) found.push(hidden + " px of the scores are cut");
 document.body.innerHTML = "<pre>" + JSON.stringify(
   {found, plots: [...doc.querySelectorAll("svg[data-plot]")].map(s => s.dataset.plot)}) + "</pre>";
 """
