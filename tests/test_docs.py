@@ -167,7 +167,7 @@ def test_what_runs_where_names_its_tests():
         word = re.fullmatch(r'\[([\w ]+)\]\(\.\./(\S+) "(\w+)"\)', cell)[1]
         assert word in ("tested", "loss and gradient tested", "refused")
     named = re.findall(r'\]\(\.\./(\S+\.py) "(\w+)"\)', page)
-    assert len(named) > 30 and all(f"def {test}(" in text(ROOT / file) for file, test in named)
+    assert len(named) > 25 and all(f"def {test}(" in text(ROOT / file) for file, test in named)
 
 
 def test_no_path_of_one_machine_in_tracked_files():
