@@ -94,6 +94,7 @@ CONFIGS = {
     "a plugin's line forgotten": (config(plugins=["axolotl_unlearn.Unlearn"]), "UnlearnPlugin"),
     "no number": (config(learning_rate="fast"), "is no number"),
     "no optimizer": (config(optimizer="lion_pytorch"), "`optimizer: lion_pytorch` is no optimizer"),
+    "output into the model": (config(output_dir="./model"), "which would be overwritten"),
     "a batch size alone": (
         config(batch_size=8, gradient_accumulation_steps=None), "`gradient_accumulation_steps`",
     ),

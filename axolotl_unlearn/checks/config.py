@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,12 @@ def config_faults(cfg: dict) -> list[str]:
         faults += check_entries(cfg)
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
+    out = os.path.realpath(str(cfg.get("output_dir") or "model-out"))
+    starts = (key for key in ("base_model", "lora_model_dir") if cfg.get(key))
     faults += told(
+        *((os.path.realpath(str(cfg[key])) == out,
+           f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
+          for key in starts),
         (cfg.get("batch_size") and not cfg.get("gradient_accumulation_steps"),
          f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "
          "and take smaller ones, so rows would be left out: give `gradient_accumulation_steps`."),
@@ -359,31 +364,39 @@ _NAMING = """
 """.split()
 
 
+def _finds(pattern: str, names: Sequence[str]) -> bool:
+    try:
+        return any(re.search(pattern, name) for name in names)
+    except re.error:
+        return False
+
+
 def unmet(cfg: Mapping[str, Any], model: Any) -> list[str]:
     """A sentence for each name in a config's lists that meets nothing of the model (with its
     adapter, or the base before one is made); PEFT and Axolotl pass them over."""
     keys = [*_NAMING * bool(cfg.get("adapter")), "unfrozen_parameters", "lr_groups"]
-    given = {key: [*cfg[key]] for key in keys if isinstance(cfg.get(key), (list, dict))}
+    given = {key: [*map(str, cfg[key])] for key in keys if isinstance(cfg.get(key), (list, dict))}
     if "lr_groups" in given:
-        given["lr_groups"] = [name for group in cfg["lr_groups"] for name in group["modules"]]
+        groups = [group for group in cfg["lr_groups"] if isinstance(group, dict)]
+        given["lr_groups"] = [str(name) for one in groups for name in one.get("modules") or ()]
     if not given:
         return []
     modules = [f".{name}" for name, _ in model.named_modules()]
     weights = [name for name, _ in model.named_parameters()]
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    patterns = dict.fromkeys(_NAMING[2:4], lambda x: any(re.search(f"\\.{x}$", m) for m in modules))
-    meets = patterns | {
+    of_modules = lambda x: _finds(rf"\.{x}$", modules)  # noqa: E731
+    meets = {
+        "lora_rank_pattern": of_modules,
+        "lora_alpha_pattern": of_modules,
         "lora_target_modules": lambda x: any(name.endswith(f".{x}") for name in modules),
         "lora_target_parameters": lambda x: any(x.split(".")[-1] in n.split(".") for n in weights),
         "lora_modules_to_save": lambda x: any(name.endswith(x) for name in modules),
         "peft_layers_to_transform": lambda x: any(f".{x}." in name for name in trained),
-        "unfrozen_parameters": lambda x: any(
-            re.match(re.sub(r"\[\d*:\d*\]$", "", x), name) for name in trained
-        ),
+        "unfrozen_parameters": lambda x: _finds("^" + re.sub(r"\[\d*:\d*\]$", "", x), trained),
         "lr_groups": lambda x: any(x in name for name in trained),
     }
     return [
-        f"`{key}`: {short(str(name))} meets no weight of this model and does nothing."
+        f"`{key}`: {short(name)} meets no weight of this model and does nothing."
         for key, names in given.items()
         for name in names
         if not meets[key](name)
