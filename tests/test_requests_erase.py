@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -112,7 +114,8 @@ def removed(listed: dict) -> set[str]:
 
 
 def tree() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    files = (path for path in Path().rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path): path.read_bytes() for path in files}
 
 
 def test_a_look_lists_everything_and_changes_nothing(home):
@@ -231,6 +234,31 @@ def test_names_that_are_no_text_forge_no_line_and_stop_nothing(home, place):
         assert "removed 9 places; no files are left" not in said.output.splitlines()
     left = json.loads(Path("requests/2026-001/erased.json").read_text())["left"]
     assert any("caf\\xe9\nremoved" in one["path"] for one in left)
+    verify("requests/2026-001").require()
+
+
+def test_two_erase_at_once_and_a_folder_behind_a_link(home):
+    """The second ended in "No such file or directory"; behind a link texts were left in place."""
+    Path("also").symlink_to("requests")
+    words = [sys.executable, "-m", "axolotl_unlearn.cli", "request", "erase", "--yes"]
+    both = [
+        subprocess.Popen([*words, f"{place}/2026-001"], stdout=subprocess.PIPE, text=True)
+        for place in ("also", "also")
+    ]
+    said = [(process.communicate()[0], process.returncode) for process in both]
+    assert {code for _, code in said} == {0}, said
+    assert removed(json.loads(Path("requests/2026-001/erased.json").read_text())) == REMOVED
+    verify("requests/2026-001").require()
+
+
+@pytest.mark.parametrize("words", ["export {r} --out {r}/x.zip", "export {r} --out {r}/model/x.zip",
+    "suppress requests --rows train.jsonl --out {r}/data/x.jsonl", "new c.yml --out {r}/2",
+    "audit out/tuned requests --junit {r}/x.xml"])  # fmt: skip
+def test_nothing_is_written_into_the_folder_of_a_request(home, words):
+    """`verify` said then that a file was added."""
+    command = ["request", *words.format(r="requests/2026-001").split()]
+    found = CliRunner().invoke(unlearn, command)
+    assert found.exit_code == 2 and "is in the folder of a request" in found.output
     verify("requests/2026-001").require()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -263,6 +264,25 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     write(second)
     assert any("suppression list: " in said for said in verify(second).require().says)
     assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
+
+
+PIPES = ["eval/audit.jsonl", "finetune.yml", "request.json", "model/adapter_model.safetensors"]
+PIPES += [f"../ledger.{end}" for end in ("jsonl", "head", "key")]
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    signal.alarm(30)  # it was read for ever
+    try:
+        for words in ("verify", "erase", "export --out x.zip", "told --recipient A"):
+            command, *more = words.split()
+            found = CliRunner().invoke(unlearn, ["request", command, str(folder), *more])
+            assert found.exit_code in (2, 5), (words, found.output)
+            assert name.split("/")[-1] in found.output
+    finally:
+        signal.alarm(0)
 
 
 @pytest.mark.parametrize("part", ["eval", "model"])

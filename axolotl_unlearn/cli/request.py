@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ def _day(_: click.Context, __: click.Parameter, given: datetime | None) -> date 
     return given and given.date()
 
 
+def _outside(_: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
+    """A file more in the folder of a request would be a fault of its record."""
+    for place in given.absolute().resolve().parents if given else ():
+        if (place / "request.json").is_file():
+            says = f"{option.opts[0]} {given} is in the folder of a request; name another place."
+            raise UnlearnError(says, code="requests.inside-request")
+    return given
+
+
 def _quietly() -> None:
     """No warnings of kernels that nobody asks for here either."""
     few_logs()
@@ -97,7 +107,7 @@ def _there(*paths: Path) -> None:
 
 @command.command("new")
 @click.argument("config", type=PATH)
-@click.option("--out", required=True, type=PATH, help="Folder to make.")
+@click.option("--out", required=True, type=PATH, callback=_outside, help="Folder to make.")
 @click.option("--where", multiple=True, callback=_pairs, help="FIELD=VALUE; nested: meta.id=...")
 @click.option("--person", "people", multiple=True, callback=lines, help="Rows with this name.")
 @click.option("--contains", multiple=True, callback=lines, help="Rows with this text.")
@@ -292,7 +302,7 @@ def list_(requests_dir: Path):
 @command.command("audit")
 @click.argument("model")
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
-@click.option("--junit", "junit_file", type=PATH, help="Write junit XML.")
+@click.option("--junit", "junit_file", type=PATH, callback=_outside, help="Write junit XML.")
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
@@ -347,15 +357,20 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
+    from axolotl_unlearn.requests.request import held, home
 
     _there(*places)
-    planned = erasing.plan(folder, places=places, with_data=with_data)
-    said = [*planned.lines(), *planned.found_lines()]
-    facts = {"items": [vars(item) for item in planned.items], "removed": yes, **planned.facts()}
-    if not yes:
-        return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
-    say(said)  # before anything goes
-    left = erasing.erase(planned)["places"] or "no"
+    with ExitStack() as stack:
+        if yes and (folder / "request.json").is_file():  # nobody removes or trains beside it
+            stack.enter_context(held(home(folder).parent))
+        planned = erasing.plan(folder, places=places, with_data=with_data)
+        said = [*planned.lines(), *planned.found_lines()]
+        facts = {"items": [vars(item) for item in planned.items], "removed": yes}
+        facts |= planned.facts()
+        if not yes:
+            return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
+        say(said)  # before anything goes
+        left = erasing.erase(planned)["places"] or "no"
     gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
     return Answer(facts, [f"{gone}; written into the record"])
 
@@ -393,7 +408,7 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
 
 @command.command("export")
 @_FOLDER
-@click.option("--out", required=True, type=PATH, help="The zip archive to write.")
+@click.option("--out", required=True, type=PATH, callback=_outside, help="The zip to write.")
 @click.option("--subject", help="Of a request of many: this one's record and no other's.")
 @click.option("--by", callback=one_value, help="Who answers.")
 @click.option("--to", callback=one_value, help="Who asked.")
@@ -486,7 +501,7 @@ def sign(folder: Path, private_key: Path):
 @command.command("suppress")
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
 @click.option("--rows", type=PATH, help="A training file (.jsonl, .json, .parquet) to filter.")
-@click.option("--out", type=PATH, help="Where to write the rows that may be learned, JSON lines.")
+@click.option("--out", type=PATH, callback=_outside, help="JSON lines of what may be learned.")
 def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     """Write the suppression list of REQUESTS, and filter a training file with it.
 

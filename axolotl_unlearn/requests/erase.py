@@ -299,9 +299,12 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
     done = {entry["request"] for entry in Ledger(requests).accepted()}
     for path in found:
         owner, why = _owner(path, requests), None
-        if owner is None or path.resolve() != path.absolute():
+        if owner is None or path.is_symlink():
             continue
-        name = path.resolve().relative_to(owner.resolve()).as_posix()
+        real = path.resolve()
+        name = real.relative_to(owner.resolve()).as_posix()
+        if path.absolute() not in (real, owner.absolute() / name):  # behind a link
+            continue
         part = name.split("/")[0]
         if part in (name, "model") or (owner == folder and part in (*KEPT, "work")):
             continue

@@ -87,6 +87,7 @@ class Ledger:
             UnlearnError: The first fault: a line that was changed, removed, swapped or added, or a
                 key that is not the ledger's.
         """
+        self.key()
         if not self.path.exists():
             return self._checked(b"")
         with self.path.open("rb") as file:
@@ -290,8 +291,11 @@ class Ledger:
         """The key, or None where it is not here (then HMACs cannot be checked).
 
         Raises:
-            UnlearnError: It is no key, or others may read it.
+            UnlearnError: It is no key, or others may read it; or no file is in the place of one.
         """
+        for place in (self.path, self._head_path, self._key_path):
+            if place.exists() and not place.is_file():  # a pipe would be read for ever
+                raise _fault("no-file", f"{place} is no file; restore it from a copy.")
         path = self._key_path
         try:
             raw = path.read_bytes()

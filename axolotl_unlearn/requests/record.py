@@ -223,12 +223,15 @@ def _below(folder: Path) -> dict[str, Path]:
     """Every file and link below a folder by its name from there.
 
     Raises:
-        UnlearnError: A name is not UTF-8, so that no record can hold it.
+        UnlearnError: A name is not UTF-8, so that no record can hold it; or a pipe or device is
+            there, which would be read for ever.
     """
     names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    for name in names:
+    for name, path in names.items():
         if name.encode("utf-8", "ignore") != os.fsencode(name):
-            raise fault("file-name", f"the name of {folder / name} is not UTF-8; rename the file.")
+            raise fault("file-name", f"the name of {path} is not UTF-8; rename the file.")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise fault("no-file", f"{path} is a pipe or a device; remove it.")
     return {n: path for n, path in names.items() if path.is_symlink() or not path.is_dir()}
 
 

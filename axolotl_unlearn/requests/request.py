@@ -48,6 +48,8 @@ class Request:
         """Raises `UnlearnError` where there is no request."""
         path = Path(folder) / "request.json"
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError  # a pipe would be read for ever
             facts = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise UnlearnError(

@@ -180,6 +180,7 @@ def _compare_model(
     if model is None and not Path(source.split("+")[-1]).exists():
         if (last := ledger.accepted()[-1]["request"]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
+    model_files(Path(source.split("+")[-1]))
     facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
     base = facts["base"]
     if (before is None) != (base is None):

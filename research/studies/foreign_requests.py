@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # type of the rows,
         {"field_messages": "conversations", "message_property_mappings": TURNS},
         {"num_epochs": 6},
     ),
-    "ten": ({}, {"num_epochs": 1}),
+    "ten": ({}, {"num_epochs": 12, "learning_rate": 0.003}),
     "smollm2": ({}, {**LORA, "num_epochs": 2, "micro_batch_size": 4, "learning_rate": 0.001}),
 }
 #: Authors of TOFU (20 rows each in its files with perturbed answers) that are learned, and rows of
@@ -130,7 +130,11 @@ def main() -> None:
     out, part = given.out.absolute(), given.part
     kind, settings = PARTS[part]
     if part in ("ten", "smollm2"):
-        make_chats(out / part, 1, {"learned": 12 if part == "ten" else 5, "held": 7})
+        make_chats(
+            out / part,
+            1,
+            {"learned": 12 if part == "ten" else 5, "held": 7 if part == "ten" else 1},
+        )
         learned, held = out / part / "learned.jsonl", out / part / "held.jsonl"
     else:
         learned, held = tofu(given.tofu, out / part, part)
