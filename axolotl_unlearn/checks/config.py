@@ -92,11 +92,9 @@ def config_faults(cfg: dict) -> list[str]:
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
     out = os.path.realpath(str(cfg.get("output_dir") or "model-out"))
-    starts = (key for key in ("base_model", "lora_model_dir") if cfg.get(key))
     faults += told(
-        *((os.path.realpath(str(cfg[key])) == out,
-           f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
-          for key in starts),
+        (os.path.realpath(str(cfg.get("base_model"))) == out,
+         "`output_dir` is `base_model`, which would be overwritten: give a folder of its own."),
         (cfg.get("batch_size") and not cfg.get("gradient_accumulation_steps"),
          f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "
          "and take smaller ones, so rows would be left out: give `gradient_accumulation_steps`."),
