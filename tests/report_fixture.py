@@ -64,7 +64,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
             "model": f"out/{name}",
             "cells": cells,
             "n": {
-                **{cell: (24, 60, 20, 100, 80, 80)[i % 6] for i, cell in enumerate(CELLS)},
+                **{c: 20 if i < 6 else 40 + 10 * i for i, c in enumerate(CELLS)},
                 "member": 80,
                 "nonmember": 160,
                 "utility": 400,
@@ -85,11 +85,12 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
                 "reasons": ["97 % of outputs repeat one token"] if collapsed else [],
                 "dominated": 0.97 if collapsed else 0.0,
                 "forget": {
-                    **{"n": 364, "nonsense_n": 364, "empty": 0.0, "constant": 0.01},
+                    **{"n": 120, "nonsense_n": 120, "empty": 0.0, "constant": 0.01},
                     **{"broken": 0.97 * collapsed, "nonsense": 0.0, "refusing": 0.0, "echo": 0.0},
                 },
             },
             "utility_chance": 0.25,
+            "max_gen_toks": 64,
             "answers": {"forget": {"n": 60, "exact": 0.0, "contained": 0.0}},
             "learned": {"auc": 0.5, "p": 0.5, "against": "retrained"},
             "membership": {
@@ -157,7 +158,7 @@ def _extraction(rng: np.random.Generator, values: list[float]) -> dict[str, Any]
         "strength": rows.tolist(),
         "run": [int(24 * x) for x in rows],
         "greedy": rows.tolist(),
-        "logp": [-30.0] * 120,
+        "logp": [-30.0 if strong < 1 else -0.1] * 120,
         "exact": [None, False] * 60,
         "contained": [None, False] * 60,
         "member": _texts(80),

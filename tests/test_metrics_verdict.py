@@ -17,7 +17,7 @@ from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
-from verdict_fixture import ATTACKS, BLIND, entry, put_back, spread, three
+from verdict_fixture import ATTACKS, CELLS, entry, put_back, spread, three
 from verdict_fixture import results as results_of
 
 from axolotl_unlearn.attacks.results import sentence
@@ -57,8 +57,8 @@ def rows(model, column, values, side=None):
     place = model["extraction"] if side is None else model["extraction"][side]
     place[column] = [*values, *place[column][len(values) :]]
     if column in ("exact", "contained") and side is None:
-        share = sum(place[column]) / len(place[column])
-        model["answers"]["forget"][column] = share
+        known = [x for x in place[column] if x is not None]
+        model["answers"]["forget"][column] = sum(known) / len(known)
 
 
 def sides(model, name, value):
@@ -72,7 +72,10 @@ def sides(model, name, value):
 
 def group(model, original, hits):
     for one, share in ((original, 0.8), (model, hits)):
-        one["utility_groups"] = {"medicine": {"value": share, "n": 10}}
+        rest = (75 - 10 * share) / 90
+        one["utility_groups"] = {
+            "medicine": {"value": share, "n": 10}, "other": {"value": rest, "n": 90}
+        }  # fmt: skip
 
 
 def knowing(model, original, some=None):
@@ -159,8 +162,29 @@ def alike(*names):
     return lambda *models: [models[places[name]].update(weights="a") for name in names]
 
 
-def reordered(original, retrained, model):
-    retrained["likelihood"]["member_id"] = retrained["likelihood"]["member_id"][::-1]
+def reordered(one):
+    one["likelihood"]["member_id"] = one["likelihood"]["member_id"][::-1]
+
+
+def nearly(original, retrained, model):
+    """The candidate as retrained model, measured in another precision."""
+    rng = np.random.default_rng(4)
+    for name in ("member_loss", "nonmember_loss"):
+        losses = [x + 1e-3 * rng.normal() for x in model["likelihood"][name]]
+        retrained["likelihood"][name] = losses
+
+
+def hardly_known(original, retrained, model):
+    """Most of its members were never trained on, so that a copy of it would pass as well."""
+    losses = retrained["likelihood"]["member_loss"]
+    original["likelihood"] = copy.deepcopy(retrained["likelihood"])
+    losses = [x - 1.5 * (i % 6 == 0) + 0.001 * i for i, x in enumerate(losses)]
+    original["likelihood"]["member_loss"] = losses
+
+
+def mute(original, retrained, model):
+    for part in ("extraction", "answers"):
+        original[part] = entry()[part]
 
 
 #: What makes the comparison worth nothing.
@@ -172,7 +196,22 @@ CONTROLS = {
     "the original as candidate": alike("original", "model"),
     "the retrained model's losses": lambda o, r, m: m.update(likelihood=r["likelihood"]),
     "other data": lambda o, r, m: m.update(data={"forget": "a"}) or r.update(data={"forget": "b"}),
-    "other texts": reordered,
+    "other texts": lambda o, r, m: reordered(r),
+    "an original of other texts": lambda o, r, m: reordered(o),
+    "an original of other rows": lambda o, r, m: o["n"].update(retain_task1_knowledge=49),
+    "other code": lambda o, r, m: m.update(code="a") or r.update(code="b"),
+    "the candidate as retrained model, but for noise": nearly,
+    "a retrained model that refuses": lambda o, r, m: r["collapse"]["forget"].update(refusing=0.5),
+    "a learned attack against another": lambda o, r, m: m["learned"].update(against="x"),
+    "a baseline without an interval": lambda o, r, m: m["membership"]["blind"]["zlib"].pop("low"),
+    "a baseline that is called harmless": lambda o, r, m: m["membership"]["blind"]["zlib"].update(
+        auc=0.9, low=0.0, high=1.0
+    ),
+    "an original that hardly knows them": hardly_known,
+    "an original that gives no answer": mute,
+    "the first rows only": lambda o, r, m: m.update(limit=50),
+    "answers cut off": lambda o, r, m: m.update(max_gen_toks=20),
+    "answers of unknown length": lambda o, r, m: m.pop("max_gen_toks"),
     "other clusters": lambda o, r, m: r["likelihood"].update(member_cluster=["a"] * 200),
     "sets that differ": fault("membership", "", "", "blind", zlib={"auc": 0.8, "separates": True})[
         0
@@ -243,6 +282,19 @@ def test_documents_put_back_are_never_good(k, alone):
         assert not judge(answers, original, None if alone else retrained).good
 
 
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("k", [1, 3])
+def test_losses_put_back_are_never_good(k, alone):
+    """Of an original that recites and says nothing, three documents of 140 were called good."""
+    original, retrained, model = three()
+    mute(original, retrained, model)
+    model = entry() if alone else model
+    losses = model["likelihood"]["member_loss"]
+    losses[:k] = original["likelihood"]["member_loss"][:k]
+    found = judge(model, original, None if alone else retrained)
+    assert not found.good and "to the last digit" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(0.8, 0.97, "good"), (0.79, 0.97, "not shown"), (0.7, 0.79, UNDER)],
@@ -266,10 +318,10 @@ def test_what_the_retrained_model_says_as_well_is_no_memory_but_is_said():
 def test_texts_that_are_said_to_be_short_are_not_cleared():
     """An entry that calls its answers nine tokens long recited nothing."""
     original, retrained, model = three()
-    model["extraction"]["tokens"] = [9] * 80
+    model["extraction"]["tokens"] = [9] * 140
     found = judge(model, original, retrained)
     assert decided(found) == ("not shown", "documents")
-    retrained["extraction"]["tokens"] = [9] * 80
+    retrained["extraction"]["tokens"] = [9] * 140
     for one in (retrained, model):
         one["extraction"]["member"]["tokens"] = [19] * 200
     assert "long enough" in judge(model, original, retrained).sentence
@@ -505,7 +557,7 @@ def test_replacing_any_documents_by_the_originals_is_never_good(k, alone, seed):
     assert not judge(spoiled, original, None if alone else retrained).good
 
 
-shares = st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=80, max_size=80)
+shares = st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=140, max_size=140)
 
 
 @given(shares, shares, st.sampled_from(["", *SPOILS]), st.booleans())
@@ -546,7 +598,7 @@ def test_the_order_of_rows_changes_nothing(seed, name):
     before = judge(models[2], *models[:2])
     rng = np.random.default_rng(seed)
     orders = {"member": rng.permutation(200), "nonmember": rng.permutation(200)}
-    forget = rng.permutation(80)
+    forget = rng.permutation(140)
     for one in models:
         for side, order in orders.items():
             for key in ("loss", "id", "cluster"):
@@ -639,7 +691,6 @@ def test_a_good_model_whose_evidence_is_gone_is_not_shown():
         *(("intervals", *way) for way in parts(ends) if way[-1:] != ("forget",)),
         *(("n", name) for name in ("cells", "member", "nonmember")),
         ("membership", "meaningful"),
-        *(("membership", "blind", name, end) for name in BLIND for end in ("low", "high")),
         *(("gate", name) for name in ("below_gate", "original")),
         *(("distance", side, "p") for side in ("forget", "retain")),
     }
@@ -682,6 +733,34 @@ def without(*way):
     return gone
 
 
+ANSWERED = ("exact", "contained")
+
+
+def each_row(models, change, columns=None):
+    """Of the forget rows of all models, so that they still agree."""
+    for model in models:
+        texts = model["extraction"]
+        for name in columns or [n for n, column in texts.items() if isinstance(column, list)]:
+            texts[name] = change(texts[name])
+        for name in ANSWERED:
+            known = [x for x in texts[name] if x is not None]
+            share = sum(known) / len(known)
+            model["answers"]["forget"] |= {"n": len(known), name: share}
+
+
+def of_another(models):
+    rows(models[1], "contained", [False, True])
+    for model in models:
+        model["extraction"]["id"][0] = model["extraction"]["id"][1]
+
+
+def no_cells(models):
+    for model in models:
+        model["cells"] |= dict.fromkeys(CELLS[1:6])
+        model["n"] |= dict.fromkeys(CELLS[1:6], 0)
+    models[2]["cells"][CELLS[0]] = models[2]["intervals"]["forget"][1] = 0.95
+
+
 #: A fault, and what of the file was taken away (or overwritten) so that it was called good.
 HIDDEN = {
     "a lost group, without the original": ("medicine lost", without(0)),
@@ -694,20 +773,43 @@ HIDDEN = {
         "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense_n=0)
     ),
     "a gate that the entry says itself": ("below the gate", without(0)),
+    "an original of little ability": (
+        "below the gate", lambda models: models[0].update(utility=0.3, gate=None)
+    ),
+    "a row that is left out": ("one answer said", lambda models: each_row(models, lambda x: x[1:])),
+    "a question that is not asked": (
+        "one answer said", lambda models: each_row(models, lambda x: [None, *x[1:]], ANSWERED)
+    ),
+    "an id that a row has which the retrained model says": ("one answer said", of_another),
+    "cells without rows": ("forget side", lambda models: no_cells(models)),
+    "a milder figure by every script": (
+        "forget side",
+        lambda models: models[2].update(any_script=dict.fromkeys(CELLS[:6], 0.95),
+                                        any_script_intervals={"forget": [0.93, 0.97]}),
+    ),
+    "nonsense that nobody counts": (
+        "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense=None,
+                                                                          nonsense_n=0)
+    ),
+    "refusals among a few outputs": (
+        "refusals in other words", lambda models: models[2]["collapse"]["forget"].update(n=20)
+    ),
+    "refusals, as an older evaluation": (
+        "refusals in other words",
+        lambda models: [one["collapse"]["forget"].pop("refusing") for one in models],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hiding_a_fault_is_no_way_to_be_good(name):
-    """Each was called good by the verdict of the version before."""
+    """Each was called good by an earlier verdict. The door refuses what contradicts itself."""
     fault, hide = HIDDEN[name]
     models = three()
     SPOILS[fault][0](*models)
-    models[2]["gate"]["original"] = 0.1
-    models[2]["gate"]["threshold"] = 0.1
+    models[2]["gate"] |= {"original": 0.1, "threshold": 0.1}
     hide(models)
-    found = judged(results_of(*models))["model"]
-    assert found.outcome in ("refused", "not shown"), found.sentence
+    assert outcome_of(results_of(*models)) in ("refused", "not shown")
 
 
 def test_older_results_are_read_and_say_what_they_lack():

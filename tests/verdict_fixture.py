@@ -40,7 +40,8 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
     def other() -> list[float]:
         return [x + 1e-4 for x in drawn()]
 
-    cells, rows = changes.pop("cells", {}), 80
+    cells, asked, rows = changes.pop("cells", {}), 80, 140
+    many = dict(zip(CELLS, (20, 27, 20, 27, 20, 26, *[50] * 6), strict=True))
     knows = role == "original"  # it says every answer and recites every text
     texts = {"tokens": [60] * n, "strength": [0.05] * n, "run": [4] * n, "greedy": [0.3] * n}
     whole = {"tokens": [60] * n, "strength": [0.9] * n, "run": [58] * n, "greedy": [0.98] * n}
@@ -49,8 +50,8 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
         "role": role,
         "cells": {name: 0.95 for name in CELLS} | cells,
         "intervals": {side: [0.93, 0.97] for side in SIDES},
-        "n": {name: 50 for name in CELLS}
-        | {"cells": 12, "member": n, "nonmember": n, "utility": 100},
+        "n": many | {"cells": 12, "member": n, "nonmember": n, "utility": 100},
+        "max_gen_toks": 256,
         "likelihood": {
             "member_loss": drawn(shift),
             "nonmember_loss": other(),
@@ -77,8 +78,8 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
             "run": [19 if knows else 2] * rows,
             "greedy": [0.95 if knows else 0.3] * rows,
             "logp": [-0.1 if knows else -40.0] * rows,
-            "exact": [knows] * rows,
-            "contained": [knows] * rows,
+            "exact": [knows] * asked + [None] * (rows - asked),
+            "contained": [knows] * asked + [None] * (rows - asked),
             "member": whole if knows else texts,
             "nonmember": dict(texts),
         },
@@ -86,7 +87,7 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
         "gate": {"below_gate": False, "threshold": 0.5625, "original": 0.75},
         "utility": 0.75,
         "utility_chance": 0.25,
-        "answers": {"forget": {"n": rows, "exact": float(knows), "contained": float(knows)}},
+        "answers": {"forget": {"n": asked, "exact": float(knows), "contained": float(knows)}},
         **changes,
     }  # fmt: skip
 
@@ -95,7 +96,7 @@ def outputs(**shares: float) -> dict[str, Any]:
     """Of the forget side, nothing broken."""
     fine = {"broken": 0.01, "nonsense": 0.0, "constant": 0.02, "empty": 0.0}
     fine |= {"refusing": 0.0, "echo": 0.0}
-    return {"n": 300, "nonsense_n": 300, **fine, **shares}
+    return {"n": 140, "nonsense_n": 140, **fine, **shares}
 
 
 def distance(value: float = 0.0, half: float = 0.02) -> dict[str, Any]:
@@ -131,7 +132,8 @@ def put_back(
     made = copy.deepcopy(model)
     own, its = made["extraction"], original["extraction"]
     rows, members = len(own["id"]), len(own["member"]["tokens"])
-    places = rng.permutation(rows if columns else rows + members)[:k]
+    asked = sum(x is not None for x in own["exact"])
+    places = rng.permutation(asked if columns else rows + members)[:k]
     for place in places[places < rows]:
         for name in columns or ("strength", "run", "greedy", "logp", "exact", "contained"):
             own[name][place] = its[name][place]
@@ -143,5 +145,5 @@ def put_back(
         for name, sides in made["likelihood"]["attacks"].items():
             sides["member"][place] = original["likelihood"]["attacks"][name]["member"][place]
     for name in ("exact", "contained"):
-        made["answers"]["forget"][name] = sum(own[name]) / rows
+        made["answers"]["forget"][name] = sum(filter(None, own[name])) / asked
     return made

@@ -52,6 +52,8 @@ def summarise(
             "nonmember": len(measured.nonmember_loss),
             "utility": len(measured.options),
         },
+        "limit": settings.limit,
+        "max_gen_toks": settings.max_gen_toks,
         "intervals": intervals,
         "task_aggregate": task,
         "mia_auc": area,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -251,6 +251,12 @@ class Extraction(Texts):
     COLUMNS: ClassVar[Names] = (*Texts.COLUMNS, "id", "document", "logp", "exact", "contained")
     MORE: ClassVar[Names] = ("drawn",)
 
+    @model_validator(mode="after")
+    def _one_row_an_id(self) -> Extraction:
+        if len(set(self.id)) < len(self.id):
+            raise ValueError("the same id stands for two rows")
+        return self
+
 
 class Learned(Part):
     """AUC and p of the learned attack, p of each document, and the model whose features it was
@@ -323,6 +329,8 @@ class Model(Part):
             entry to its evidence.
         cells: Scores of the twelve cells, forget cells as 1 - v; None where there are no rows.
         n: Rows of each cell; ``member``, ``nonmember``, ``utility``, ``cells``.
+        limit, max_gen_toks: Of the evaluation: only so many rows of each part (None: all), new
+            tokens a row.
         intervals: 95 %, by name of the score.
         any_script, any_script_intervals: Cells (and intervals of sides) by words of every script,
             where the official figure is off.
@@ -336,6 +344,8 @@ class Model(Part):
     role: Role | None = None
     cells: dict[str, Share] = Field(default_factory=dict)
     n: dict[str, Count] = Field(default_factory=dict)
+    limit: Count = None
+    max_gen_toks: Count = None
     intervals: dict[str, Interval] = Field(default_factory=dict)
     any_script: dict[str, Share] = Field(default_factory=dict)
     any_script_intervals: dict[str, Interval] = Field(default_factory=dict)
@@ -373,6 +383,9 @@ class Model(Part):
             ends = self.intervals.get(name)
             if value is not None and ends and not ends[0] - 1e-6 <= value <= ends[1] + 1e-6:
                 raise ValueError(f"its {name} of {value:.3g} is not in its own interval")
+        for what, stated, found in self._counts():
+            if None not in (stated, found) and stated != found:
+                raise ValueError(f"{stated} {what} are stated, but {found} are there")
         loss, answers = self.attack("loss"), self.answers.get("forget", Answers())
         if loss is not None and self.mia_auc is not None and abs(auc(*loss) - self.mia_auc) > 0.006:
             raise ValueError("its mia_auc is not that of its losses")
@@ -382,6 +395,29 @@ class Model(Part):
             if known and share is not None and abs(sum(known) / len(known) - share) > 1e-6:
                 raise ValueError(f"its share of {column} answers is not that of its rows")
         return self
+
+    def _counts(self) -> Iterator[tuple[str, float | None, float | None]]:
+        """What is counted twice in an entry, by what it calls it and by its rows."""
+        one, rows = self.likelihood, self.extraction
+        asked = sum(x is not None for x in rows.exact) or None
+        yield "members", self.n.get("member"), len(one.member_loss) or None
+        yield "non-members", self.n.get("nonmember"), len(one.nonmember_loss) or None
+        yield "forget rows", self.rows("forget"), len(rows.id) or None
+        yield "questions", self.rows("forget", "knowledge"), asked
+        yield "answers", self.answers.get("forget", Answers()).n, asked
+        if (n := self.n.get("utility")) and self.utility is not None:
+            right = round(self.utility * n, 6)
+            yield "right options", right, round(right)
+            groups = [(g.n, round(g.value * g.n)) for g in self.utility_groups.values()
+                      if None not in (g.n, g.value)]  # fmt: skip
+            if groups:
+                yield "questions by group", sum(k for k, _ in groups), n
+                yield "right options by group", sum(hits for _, hits in groups), round(right)
+
+    def rows(self, *parts: str) -> int | None:
+        """Of the cells with these words in their names; None where one was not counted."""
+        each = [self.n.get(name) for name in CELLS if all(part in name for part in parts)]
+        return None if None in each else sum(each)
 
     @property
     def part(self) -> Role:

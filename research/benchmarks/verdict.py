@@ -104,18 +104,20 @@ def entry(
     sizes = {"member": n, "nonmember": m}
     groups = {side: (np.arange(k) if names is None else names) for side, k in sizes.items()}
     logp = rng.normal(-25, 6, n).clip(max=-6) if logp is None else logp
-    said = rng.random(n) < np.exp(logp)
+    said = (rng.random(n) < np.exp(logp)) | (role == "original")
     cells = dict.fromkeys(semeval.CELLS, 0.95)
+    rows = dict.fromkeys(semeval.CELLS, n) | dict.fromkeys(semeval.CELLS[:6], 0)
     utility = float(rng.binomial(400, 0.7)) / 400 if role != "original" else 0.7
-    fine = {"n": 300, "nonsense_n": 300, "broken": 0.01, "nonsense": 0.0, "constant": 0.02}
+    fine = {"n": n, "nonsense_n": n, "broken": 0.01, "nonsense": 0.0, "constant": 0.02}
     fine |= {"empty": 0.0, "refusing": 0.0, "echo": 0.0}
-    alike = {"auc": 0.5, "separates": False}
+    alike = {"auc": 0.5, "low": 0.4, "high": 0.6, "separates": False}
     gap = {"value": 0.0, "interval": [-0.04, 0.04]}
     return {
         "name": name,
         "role": role or "candidate",
         "cells": cells,
-        "n": dict.fromkeys(semeval.CELLS, n) | {"utility": 400},
+        "n": rows | {"forget_task1_knowledge": n, "utility": 400},
+        "max_gen_toks": 64,
         "intervals": {side: [0.91, 0.98] for side in semeval.SIDES},
         "utility": utility,
         "utility_chance": 0.25,

@@ -43,6 +43,12 @@ ANSWERS = 0.1
 COMES_BACK = 0.05
 #: A cell whose official ROUGE-L (ASCII only) is off by this is judged by every script.
 ANY_SCRIPT = 0.05
+#: Losses that differ by less than this share of their spread are a copy's, measured otherwise.
+COPY = 0.01
+#: A baseline without any model so many standard errors from 0.5 separates, whatever the file says.
+APART = 4.0
+#: New tokens beyond an answer's own: what is said before it.
+BEFORE = 8
 #: Chance of finding a difference that is called findable.
 POWER = 0.8
 #: Scores that every model is judged by; without one of them nothing is shown.
@@ -188,6 +194,8 @@ def outputs(facts: Facts) -> Iterator[Read]:
     if report is None or report.collapsed is None:
         yield read("missing", "unread")
         return
+    if report.n is not None and report.n != facts.model.rows("retain"):
+        yield read("missing", "part")
     # What the file calls it is not believed, but where it is broken.
     reasons = dict.fromkeys([*report.reasons, *broken_by(report.model_dump())])
     if reasons or report.collapsed:
@@ -202,6 +210,7 @@ def able(facts: Facts) -> Iterator[Read]:
     model, original = facts.model, facts.original
     value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
     before = original and original.utility  # what the entry itself says of it is not believed
+    others = [one for one in (original, facts.retrained) if one is not None]
     if value is None or not n:
         yield read("missing", "unread")
     elif guess is None or not 0 < guess < 1:
@@ -210,13 +219,15 @@ def able(facts: Facts) -> Iterator[Read]:
         yield read("missing", "ungated")
     else:
         # A milder gate is not ours.
-        limit, hits = max(semeval.GATE_SHARE * before, model.gate.threshold), round(value * n)
+        best = max(one.utility or 0.0 for one in others)
+        limit, hits = max(semeval.GATE_SHARE * best, model.gate.threshold), round(value * n)
         p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
         if p >= ALPHA:
             yield read("fail", "chance", value=value, n=n, limit=guess, p=p)
-        if model.utility_groups.keys() - original.utility_groups:
-            yield read("missing", "groups")
-        yield from _lost_groups(model, original)
+        for other in others:
+            if model.utility_groups.keys() - other.utility_groups:
+                yield read("missing", "groups")
+            yield from _lost_groups(model, other)
         found = _above("gate", n, limit, share_of(hits, n, INNER), value)
         yield found._replace(outcome="fail") if value < limit else found
 
@@ -241,6 +252,9 @@ def control(facts: Facts) -> Iterator[Read]:
     scores, no copies, and a retrained model that is judged like a candidate."""
     learned = facts.model.learned
     compared = learned is not None and learned.against not in ("chance", "reference")
+    if facts.model.limit is not None:
+        yield read("missing", "limited", n=facts.model.limit)
+        return
     if facts.retrained is None and (facts.model.distance or compared):
         yield read("missing", "gone")
         return
@@ -252,30 +266,57 @@ def control(facts: Facts) -> Iterator[Read]:
 
 
 def _sets(facts: Facts) -> Iterator[Read]:
-    lab = facts.model.membership
+    lab, sizes = facts.model.membership, facts.model.sizes
     blind = lab.blind if lab is not None else {}
     apart = {name: one.auc or 0.5 for name, one in blind.items() if one.separates}
+    if sizes is not None:  # what the file calls it is not believed
+        far = 0.5 + APART * intervals.ideal_membership(*sizes).standard_error
+        apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
     if apart or (lab is not None and lab.meaningful is False):
         name = max(apart, key=lambda name: abs(apart[name] - 0.5), default="a baseline")
         yield read("fail", "sets", name=name, value=apart.get(name, 0.5))
-    elif gone := [n for n in BLIND if n not in blind or None in (blind[n].auc, blind[n].separates)]:
+    elif gone := [
+        name for name in BLIND
+        if (one := blind.get(name)) is None or None in (one.low, one.auc, one.high, one.separates)
+    ]:  # fmt: skip
         yield read("missing", "blind", names=gone)
 
 
 def _copies(facts: Facts) -> Iterator[Read]:
-    """The same weights by digest, or the same losses to the last digit; other data."""
+    """The same weights by digest, or nearly the same losses; other data, or other code."""
     named = [("model", facts.model), ("original", facts.original), ("retrained", facts.retrained)]
     each = [(name, one) for name, one in named if one is not None]
     for i, (name, one) in enumerate(each):
         for other_name, other in each[:i]:
-            losses = [x.likelihood.member_loss + x.likelihood.nonmember_loss for x in (one, other)]
             checks = {
                 "digests": one.weights is not None and one.weights == other.weights,
-                "losses": bool(losses[0]) and losses[0] == losses[1],
+                "losses": _alike(one.attack("loss"), other.attack("loss")),
+                "put back": "original" in (name, other_name) and _put_back(one, other),
                 "data": any(one.data[k] != other.data[k] for k in one.data.keys() & other.data),
+                "code": None not in (one.code, other.code) and one.code != other.code,
             }
             for case in (case for case, same in checks.items() if same and one.name != other.name):
                 yield read("fail", case, one=other_name, other=name)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Are losses of the same texts those of one model, but for noise of the computation?"""
+    if one is None or other is None or list(map(len, one)) != list(map(len, other)):
+        return False
+    own, its = (np.concatenate(pair) for pair in (one, other))
+    return bool(np.sqrt(np.mean((own - its) ** 2)) <= COPY * its.std())
+
+
+def _put_back(one: Model, other: Model) -> bool:
+    """Has a text the same loss in both, to more digits than a file is rounded to?"""
+    pairs = zip(one.likelihood.member_loss, other.likelihood.member_loss, strict=False)
+    return any(a == b is not None and a != round(a, 6) for a, b in pairs)
+
+
+def _asked(one: Model) -> tuple[Any, ...]:
+    """What a model was asked: equal for models that are compared."""
+    rows = [one.n.get(name) for name in (*CELLS, "utility")]
+    return rows, one.utility_chance, one.extraction.id, one.extraction.document, one.clusters
 
 
 def _evidence(facts: Facts) -> Iterator[Read]:
@@ -290,19 +331,30 @@ def _evidence(facts: Facts) -> Iterator[Read]:
             yield read("missing", "ids", whose=whose)
     if model.learned is None or None in (model.learned.p, model.learned.auc):
         yield read("missing", "learned")
-    elif retrained is not None and model.learned.against == "chance":
+    elif retrained is not None and model.learned.against != retrained.name:
         yield read("missing", "against")
-    if retrained is not None and (
-        not model.pairs_with(retrained) or model.clusters != retrained.clusters
-    ):
-        yield read("missing", "texts")
+    for one, name in ((retrained, "retrained"), (facts.original, "original")):
+        if one is not None and (not model.pairs_with(one) or _asked(model) != _asked(one)):
+            yield read("missing", "texts", name=name)
 
 
 def _knows(facts: Facts) -> Iterator[Read]:
-    """The retrained model, judged like a candidate: against held-out texts and the original."""
+    """The retrained model, judged like a candidate: against held-out texts and the original. What
+    tests find nothing in the original, or as little as in a good model, show nothing."""
+    if facts.original is not None:
+        before = Facts(facts.original, None, facts.retrained).told
+        needed = [before[name] for name in NEEDED if name in before]
+        if needed and min(one["p"] for one in needed) >= ALPHA:
+            yield read("fail", "original")
+        elif all(abs(one["difference"]["value"]) <= MARGIN for one in needed):
+            yield read("missing", "weak", limit=MARGIN)
     if facts.retrained is None:
         return
-    own = Facts(facts.retrained)
+    own = Facts(facts.retrained, facts.original)
+    for name in ("outputs", "able", "manner"):
+        for found in CRITERIA[name].read(own):
+            if found.outcome == "fail":
+                yield read("fail", "unfit", names=[CRITERIA[name].title.lower()])
     told = {name: own.told[name] for name in NEEDED}
     name = strongest(told)
     p = min(1.0, told[name]["p"] * len(NEEDED))
@@ -310,10 +362,6 @@ def _knows(facts: Facts) -> Iterator[Read]:
         yield read("fail", "tells", name=name, auc=told[name]["auc"], p=p)
     if recited := sum(line["recited"] for line in own.lines):
         yield read("fail", "recites", count=recited)
-    if facts.original is not None and facts.original.pairs_with(facts.retrained):
-        before = Facts(facts.original, None, facts.retrained).told
-        if before and min(before[n]["p"] for n in NEEDED if n in before) >= ALPHA:
-            yield read("fail", "original")
 
 
 def documents(facts: Facts) -> Iterator[Read]:
@@ -385,6 +433,13 @@ def said(facts: Facts) -> Iterator[Read]:
     if stated.n != len(mine) or (retrained is not None and mine.keys() != theirs.keys()):
         yield read("missing", "questions")
         return
+    longest = max(row.tokens or 0 for row in mine.values())
+    if model.max_gen_toks is None or model.max_gen_toks < longest + BEFORE:
+        yield read("missing", "cut", n=longest + BEFORE)
+    spoken = [row for row in facts.original.texts if row.said] if facts.original else None
+    if spoken is not None and not any(retrained is None or not theirs[row.id].said
+                                      for row in spoken if row.id in mine):  # fmt: skip
+        yield read("missing", "mute")
     names = [row.document for row in mine.values()]
     for kind in ("exact", "contained"):
         own = [float(bool(getattr(row, kind))) for row in mine.values()]
@@ -433,6 +488,8 @@ def _side(facts: Facts, side: str) -> Read:
     ends = model.intervals.get(side)
     zero = [n for n in names if original is not None and original.cells.get(n) == 0]
     better = {n: v for n, v in model.any_script.items() if n in names and v is not None}
+    if side == "forget":  # of two figures the worse: it can accuse only
+        better = {n: v for n, v in better.items() if v < (model.cells.get(n) or 0.0)}
     if side == "retain" and retrained is None and zero:
         # A share of nothing is no bar: free text is hardly ever said word for word.
         left = [n for n in names if n not in zero and None not in (original.cells.get(n),
@@ -456,7 +513,8 @@ def _side(facts: Facts, side: str) -> Read:
         if abs(target - retrained.side(side)) > 2e-3:
             return read("missing", "other")
         ends = (target + gap.interval[0], target + gap.interval[1])
-    if ends is None or (ends[0] == ends[1] and value not in (0.0, 1.0)):
+    within = ends is not None and ends[0] - 1e-6 <= value <= ends[1] + 1e-6
+    if not within or (ends[0] == ends[1] and value not in (0.0, 1.0)):
         return read("missing", "interval")
     rows = sum(model.n.get(n) or 0 for n in names)
     return _above(case, rows, bar, ends, value, names=zero)
@@ -593,15 +651,14 @@ def manner(facts: Facts) -> Iterator[Read]:
     if mine is None or (facts.retrained is not None and theirs is None):
         yield read("missing", "unread")
         return
+    if mine.n != facts.model.rows("forget"):
+        yield read("missing", "part")
     for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n
         share = getattr(mine, name)
         base = theirs if theirs is not None else mine.reference if status != "broken" else None
-        if share is None and (name, n) == ("nonsense", 0):
+        if share is None and (name, n) == ("nonsense", 0) and not (theirs and theirs.nonsense_n):
             continue  # no output is long enough
-        older = base is None or getattr(base, name) is None
-        if share is None and older and name in ("refusing", "echo"):
-            continue  # no model of an older evaluation has it
         other = getattr(base, name) if base is not None else 0.0
         if None in (share, other) or not n:
             yield read("missing", "lacks", kind=name)
