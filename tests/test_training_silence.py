@@ -66,6 +66,14 @@ def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
         train(stage, f"as-{key}", resume_from_checkpoint=str(begun), max_steps=3, **{key: value})
 
 
+def test_a_schedule_that_knows_its_length_does_not_go_on_longer(stage):
+    """The steps of `rex` beyond its old end had the rate 0, and `one_cycle` a traceback."""
+    begun = train(stage, "rex", lr_scheduler="rex", **SAVING) / "checkpoint-2"
+    more = {"resume_from_checkpoint": str(begun), "max_steps": 3}
+    with fails("resume.made-of"):
+        train(stage, "rex-longer", lr_scheduler="rex", **more)
+
+
 def test_files_that_a_run_is_made_of(tmp_path):
     """Each edit, of what names stand for: a base's or an adapter's config, a teacher, held-out
     rows."""

@@ -89,12 +89,16 @@ def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str,
     references = [_content(path) for r in args.references() for path in (r.model, r.adapter)]
     without = {"audit", "chunk_mib", "padding_free", "reference_gib", "preset", "data"}
     block = args.model_dump(mode="json", exclude=without, exclude_unset=True)
+    # Two schedules keep in their state how long the run is; a longer one would train at rate 0.
+    kept = ("lr_scheduler", "max_steps", "num_epochs")
+    kept = [cfg.get(key) for key in kept] if cfg.get("lr_scheduler") in ("rex", "one_cycle") else []
     return {
         "datasets": digest.hexdigest(),
         "base_model": content_key(starts),
         "unlearn": content_key(block),
         "seed": content_key(cfg.get("seed"), cfg.get("data_seed")),
         "micro_batch_size": str(batch),
+        "lr_scheduler": content_key(*kept),
         "unlearn.reference": content_key(references),
         "unlearn.level.heldout": content_key(_content(args.level and args.level.heldout)),
         **{key: content_key(cfg.get(key) or None) for key in _SETTINGS},
