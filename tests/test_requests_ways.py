@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
-from requests_folder import finished_request
+from requests_folder import finished_request, model_folder
 from test_requests_new import ADA_ROWS, TRAIN, chat, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
@@ -28,7 +28,7 @@ from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
-from axolotl_unlearn.requests.request import Request, weights, write_json
+from axolotl_unlearn.requests.request import Request, digest, weights, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact
@@ -113,6 +113,19 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
         repeat(made.folder, base, rows)
     with fails("requests.changed-base"):
         repeat(made.folder, home / "tuned")
+
+
+def test_a_repetition_runs_no_code_of_the_base(tmp_path):
+    """Whoever verifies did not write the config, nor the base."""
+    base = model_folder(tmp_path / "base")
+    folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
+    config = {"base_model": str(base), "trust_remote_code": True, "datasets": [{"path": "x"}]}
+    (folder / "retrain.yml").write_text(yaml.safe_dump(config))
+    write_json(folder / "way.json", {"way": "retrain", "base": None, "bound": {"seed": 42}})
+    write_json(folder / "exact.json", {"config": {"sha256": digest(folder / "retrain.yml")}})
+    record_write(folder)
+    with fails("requests.repeat-remote-code"):
+        repeat(folder, base)
 
 
 def plainly(folder: Path, settings: dict) -> dict[str, dict[str, str]]:

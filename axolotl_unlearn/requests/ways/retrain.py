@@ -252,6 +252,12 @@ def repeat(
             f"{source} is not the config of the record; restore it.", code="requests.changed-config"
         )
     config = rows_of.read_config(source)
+    if config.get("trust_remote_code"):
+        raise UnlearnError(
+            f"{source} sets `trust_remote_code`, so the training would run code of the base, which "
+            "another may have written; look at it, and train by hand.",
+            code="requests.repeat-remote-code",
+        )
     config |= {"base_model": str(base)} if base else {}
     if rows is not None:
         sides = rows_of.read_sides(rows)
