@@ -14,13 +14,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
+from fault_codes import fails
 from requests_folder import finished_request
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests import record
+from axolotl_unlearn.requests import new, record
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.rows import deleted_rows, encoded
@@ -481,6 +482,15 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         ("rows fits", {}, {"wanted": Wanted(where=[("id", "bob")])}),
     ):
         assert says in fault(home, tmp_path, changes, **options)
+    out = tmp_path / "requests" / "1"
+    path = tmp_path / "changed.yml"
+    path.write_text(yaml.safe_dump(config(home)))
+    with monkeypatch.context() as patched, fails("requests.exists"):
+        # Another command makes it meanwhile.
+        made = lambda *_: (out.mkdir(parents=True), write(out / "x", []))  # noqa: E731
+        patched.setattr(new, "check_room", made)
+        new_request(path, out, ADA_ROWS)
+    assert (out / "x").is_file()
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     assert re.search(r"needs \d[\d.]* [kMG]B of disk but 10 bytes are", fault(home, tmp_path))

@@ -25,6 +25,7 @@ from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.ways import match
 
@@ -270,6 +271,12 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
         pytest.raises(UnlearnError, match="being run by another process"),
     ):
         running.run_request(made.folder)
+    (home / "elsewhere").symlink_to(made.folder)
+    assert Request.load(home / "elsewhere").folder == made.folder.resolve()
+    other = made.folder.rename(made.folder.with_name("other"))
+    with fails("requests.renamed"):  # it would be trained, and its record never found
+        running.run_request(other)
+    other.rename(made.folder)
     with pytest.raises(UnlearnError, match="--accept needs a reason"):
         running.run_request(made.folder, accept=" ")
     with pytest.raises(UnlearnError, match="holds no request"):
@@ -331,7 +338,6 @@ def test_what_speaks_against_handing_over(tmp_path):
     """Any document that is still said, known or pushed away; a test that failed; one that is
     back. What the texts do not suffice to say does not, but for retained rows under their bar."""
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
-    from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.verdict import against
 
     folder = Request(tmp_path, {})
@@ -451,7 +457,6 @@ def test_held_out_rows_that_it_takes():
 def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     """`keep_share` of 0 became .8: a model of free text was never good."""
     from axolotl_unlearn.metrics.verdict import Finding
-    from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.verdict import kept_by_loss
 
     rows = [row_gone("a"), row_gone("b")]

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import COIN, read_coins
-from axolotl_unlearn.files import check_room, private_folder
+from axolotl_unlearn.files import check_room
 from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests.choose import (
@@ -129,8 +130,7 @@ def new_request(
     Raises:
         UnlearnError: Whatever is wrong with config, model, data, rows or disk; nothing is written.
     """
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UnlearnError(f"{out} already exists; give --out a new folder for each request.")
+    _new(out)
     config = read_config(config_path)
     if not out.name.isprintable() or out.name.strip() != out.name or not out.name:
         # Lines of a ledger, a page or a screen could be forged with it.
@@ -203,8 +203,8 @@ def new_request(
         "after_request": accepted[-1]["request"] if accepted else None,
         "limits": [*trained.limits, *limits],
     }
+    _new(out, make=True)  # of two at once the second ends here
     try:
-        private_folder(out)
         for name, rows in parts.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
             if rows:
                 path = out / "data" / f"{name}.jsonl"
@@ -235,6 +235,26 @@ def new_request(
     ledgers = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
     other = sorted(path for path in ledgers if not path.samefile(out.parent))
     return Made(Request.load(out), offered, other)
+
+
+def _new(out: Path, make: bool = False) -> None:
+    """
+    Raises:
+        UnlearnError: There is something in its place.
+    """
+    empty = out.is_dir() and not any(out.iterdir())
+    if not make and (empty or not os.path.lexists(out)):
+        return
+    with suppress(FileExistsError):
+        if make:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if empty:
+                out.rmdir()
+            out.mkdir(0o700)
+            return
+    raise UnlearnError(
+        f"{out} already exists; give --out a new folder for each request.", code="requests.exists"
+    )
 
 
 def model_before(

@@ -46,6 +46,8 @@ class Request:
     @classmethod
     def load(cls, folder: Path | str) -> Request:
         """Raises `UnlearnError` where there is no request."""
+        if Path(folder).is_symlink():  # its ledger is beside the folder and not beside the link
+            folder = Path(folder).resolve()
         path = Path(folder) / "request.json"
         try:
             if path.exists() and not path.is_file():

@@ -58,10 +58,16 @@ def run_request(
         raise UnlearnError(
             "--accept needs a reason, which the record repeats.", code="requests.no-reason"
         )
+    if (name := request.folder.resolve().name) != request.id:
+        raise UnlearnError(
+            f"{folder} is request {request.id!r} under the name {name!r}; name the folder as it "
+            "was, or make the request again.",
+            code="requests.renamed",
+        )
     Ledger(request.folder.parent).refuse_twice(request.id)
     with ExitStack() as stack:
         if not request.at_home and request.root.is_dir():
-            place = Path(folder).absolute()
+            place = request.folder.absolute()
             stack.enter_context(chdir(request.root))
             request = Request.load(place)
         stack.callback(os.umask, os.umask(0o077))
