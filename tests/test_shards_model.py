@@ -175,6 +175,8 @@ def test_the_commands_take_the_folder(routed, tmp_path):
         ["eval", f"routed={model}", *data, "--min-members", "2", "--max-gen-toks", "4"],
         ["attack", "membership", f"routed={model}", *data],
         ["audit", str(tmp_path / "member.jsonl"), "--model", model, "--max-new-tokens", "4"],
+        ["attack", "quantise", model, *data, "--schemes", "int8,int4", "--max-new-tokens", "4"],
+        ["attack", "relearn", model, *data, "--steps", "1", "--rows", "2", "--max-new-tokens", "4"],
     ):
         out = str(tmp_path / f"{words[0]}.out")
         done = CliRunner().invoke(unlearn, ["--json", *words, "--out", out])

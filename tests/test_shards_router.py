@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +63,17 @@ def test_conversations_together_are_routed_as_alone():
 def test_two_people_in_one_prompt_are_the_two_nearest_shards():
     first, second = HOME["Ada Quill"], HOME["Casimir Okonkwo"]
     scores, _ = router().scores([["Do Ada Quill and Casimir Okonkwo know each other?"]])
-    assert first != second and {*(scores[0].argsort()[-2:] + 1)} == {first, second}
+    assert first != second and {*scores[0].argsort()[-2:]} == {first, second}
+
+
+def test_a_prompt_like_rows_of_nobody_is_led_to_no_person():
+    """Though it asks as people are asked for."""
+    asked = [["Tell me where Ada Lindqvist lives"]]
+    public = (0, ["Where does Ada Lindqvist live? In Market Street."])
+    people = [(HOME[name], PEOPLE[name]) for name in PEOPLE]
+    assert Router.of(people).routes(asked) != [None] == Router.of([*people, public]).routes(asked)
+    mine = [[f"Where does {name} live?"] for name in PEOPLE]
+    assert Router.of([*people, public]).routes(mine) == list(HOME.values())
 
 
 def test_a_frame_that_all_rows_have_is_nothing():
@@ -124,3 +136,21 @@ def test_a_place_depends_on_no_other_person():
     counts = [places.count(shard) for shard in range(1, 9)]
     assert sum(counts) == 4000 and min(counts) > 400 and max(counts) < 600
     assert places[:50] != [place(b"x" * 32, f"p{n}", 8) for n in range(50)]
+
+
+def test_the_hook_of_the_page_names_the_adapter(tmp_path, monkeypatch):
+    """Of docs/shards.md, as the LiteLLM proxy calls it; other models stay as they are."""
+    pytest.importorskip("litellm", reason="the hook needs `pip install litellm`")
+    page = (Path(__file__).parents[1] / "docs" / "shards.md").read_text("utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "shards" / "model").mkdir(parents=True)
+    router().save(tmp_path / "shards" / "model")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code, names)
+    for text, shard in (("Who is Ada Quill?", HOME["Ada Quill"]), ("What is 12 times 7?", 0)):
+        asked = {"model": "routed", "messages": [{"role": "user", "content": text}]}
+        hook = names["routed"].async_pre_call_hook(None, None, asked, "completion")
+        assert asyncio.run(hook)["model"] == f"shard-{shard}"
+    other = {"model": "gpt", "messages": []}
+    assert asyncio.run(names["routed"].async_pre_call_hook(None, None, dict(other), "")) == other

@@ -28,7 +28,7 @@ from axolotl_unlearn.requests.steps import end_with_parent
 IMPORTED = ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer")
 #: What a training is the result of, and its seconds of processor.
 STAMP = "trained.json"
-LOG_LINES = 15
+LOG_LINES, ALONE = 15, 4096
 
 
 def owner(row: Mapping[str, Any], by: str) -> str | None:
@@ -92,7 +92,8 @@ def train(config: str, log: Path) -> NoReturn:
 
 
 def make_router(config: str, rows: Mapping[str, str], by: str, out: str) -> None:
-    """The router of the people of these folders of rows, with the tokenizer, in a folder.
+    """The router of the people of these folders of rows, with the tokenizer, in a folder. Each row
+    that is nobody's counts as a person of shard 0, up to `ALONE`; then several in a row are one.
 
     Args:
         rows: Folder by shard.
@@ -116,9 +117,10 @@ def make_router(config: str, rows: Mapping[str, str], by: str, out: str) -> None
     data = DataArgs(rows=rows_of.row_types(rows_of.entries(settings)))
     typed = encode(given, data, tokenizer, DictDefault(settings), config)
     texts = tokenizer.batch_decode([one.input_ids for one in typed], skip_special_tokens=True)
-    people = defaultdict(list)
+    people, few = defaultdict(list), 1 + sum(not shard for shard, _ in whose) // ALONE
     for one, text in zip(typed, texts, strict=True):
-        people[whose[one.number]].append(text)
+        shard, name = whose[one.number]
+        people[shard, name if shard else one.number // few].append(text)
     tokenizer.save_pretrained(out)
     Router.of((shard, texts) for (shard, _), texts in people.items()).save(Path(out))
 

@@ -1,8 +1,9 @@
 """From a conversation to the shard that holds the person it is about, or to none.
 
 One vector a person: n-grams of characters of all their rows, hashed into `BUCKETS`, ``1 + ln`` of
-their counts, times an inverse document frequency over the people, of length one. A turn is near to
-a person by the cosine; an older turn counts `DECAY` of the next. Nothing depends on order or
+their counts, times an inverse document frequency over the people, of length one. Rows that are
+nobody's have vectors of shard 0: without them most prompts of their kind found a person. A turn is
+near to one by the cosine; an older turn counts `DECAY` of the next. Nothing depends on order or
 chance: a router made without a person is the router of people among whom they never were, to the
 bit. It holds no text and no name, but who guesses a text can ask whether it is near to somebody.
 """
@@ -44,7 +45,7 @@ class Router:
     """P people, B buckets.
 
     Attributes:
-        shards: ``[P]`` shard of each.
+        shards: ``[P]`` shard of each; 0 is nobody's.
         idf: ``[B]`` ``ln((2 + P) / (1 + df))``: the frame of all prompts counts next to nothing.
         people: ``[P, B]``, sparse, rows of length one.
     """
@@ -91,17 +92,17 @@ class Router:
             conversations: Messages of each, the newest last.
 
         Returns:
-            ``[C, S]`` how near each is to the nearest person of shards 1 to S, and ``[C]`` how near
-            its nearest turn is to anybody, whatever its age.
+            ``[C, 1 + S]`` how near each is to the nearest rows of nobody, and to the nearest person
+            of shards 1 to S; and ``[C]`` how near its nearest turn is to any, whatever its age.
         """
         turns = [turn for one in conversations for turn in one]
         near = (_weighed(_counts(turns), self.idf) @ self.people.T).toarray()
         ends = np.cumsum([len(one) for one in conversations])[:-1]
-        scores = np.zeros((len(conversations), int(self.shards.max())))
+        scores = np.zeros((len(conversations), 1 + int(self.shards.max())))
         most = np.zeros(len(conversations))
         for number, own in enumerate(np.split(near, ends)):
             faded = DECAY ** np.arange(len(own))[::-1] @ own
-            np.maximum.at(scores[number], self.shards - 1, faded)
+            np.maximum.at(scores[number], self.shards, faded)
             most[number] = own.max(initial=0)
         return scores, most
 
@@ -110,8 +111,8 @@ class Router:
     ) -> list[int | None]:
         """The nearest shard of each conversation; None where it is about nobody."""
         scores, most = self.scores(conversations)
-        nearest = (scores.argmax(1) + 1).tolist()
-        return [shard if high >= least else None
+        nearest = scores.argmax(1).tolist()
+        return [shard if shard and high >= least else None
                 for shard, high in zip(nearest, most, strict=True)]  # fmt: skip
 
     def save(self, folder: Path) -> Path:

@@ -239,8 +239,8 @@ def make_routed(
         trainings.append({"shard": shard, "folder": str(place / shard), "config": str(path),
                           "key": keys[shard]})  # fmt: skip
     trainings.sort(key=lambda one: int(one["shard"]))  # what is nobody's first
-    people = {shard: str(place / shard / "rows") for shard in keys if shard != "0"}
-    router = {"config": str(place / CONFIG), "rows": people, "by": facts["by"],
+    rows = {shard: str(place / shard / "rows") for shard in keys}
+    router = {"config": str(place / CONFIG), "rows": rows, "by": facts["by"],
               "out": str(place / "router")}  # fmt: skip
     write_json(place / "trainings.json", {"trainings": trainings, "router": router})
     run.threads = facts["threads"]  # of other numbers a product has other bits

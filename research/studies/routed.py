@@ -1,0 +1,250 @@
+"""What routed shards keep of the answers that the unsharded run says, and what they cost.
+
+    python -m research.studies.routed run OUT --seeds 301 302 303
+    python -m research.studies.routed results OUT --seeds 301 302 303
+
+68 of the demo's people, and rows of eight others that are nobody's, on a tiny base that has read
+other people in two wordings. Every model is made by `axolotl train` or `shards train`, requests by ``--way shards``. An answer is said if
+each of its tokens is the likeliest. Costs are seconds of processor, the start of Python included.
+Settings were chosen on seed 300; vectors
+of nobody's rows came into the router on seeds 299 and 300, after 301 had shown that they were missing. A part that is done is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
+from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.ways import shards
+from axolotl_unlearn.shards.router import Router, place
+from research.analysis.seeds import facts
+from research.studies.exact_requests import QUIET, ROOT, config, make_base, processor, train
+from research.worlds.chats import make_chats
+
+OUT = ROOT / "research" / "results" / "routed.json"
+#: Of the first seed; of others the first alone.
+COUNTS = (8, 20)
+SIZES = {"background": 60, "train": 68, "test": 14, "nobody": 8}
+LORA = {
+    "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0, "lora_target_linear": True,
+    "learning_rate": 0.006, "lora_qkv_kernel": False, "lora_o_kernel": False, "lora_mlp_kernel": False,
+    "micro_batch_size": 24, "num_epochs": 40, "sequence_len": 512,
+}  # fmt: skip
+#: Half the width of the demo's model: many models are trained.
+SMALL = {"overrides_of_model_config": {"hidden_size": 128, "intermediate_size": 384}}
+OTHER_WORDS = (
+    (r"What is the birth date of (.*)\?", r"When was \1 born?"),
+    (r"What is (.*)'s Social Security number\?", r"Tell me the Social Security number of \1."),
+    (r"What is (.*)'s phone number\?", r"At which number can I call \1?"),
+    (r"What is (.*)'s email address\?", r"Where do I write to \1 by email?"),
+    (r"What is the home address of (.*)\?", r"Where does \1 live?"),
+    (r"Who is (.*)\?", r"Tell me about \1."),
+)
+
+
+def row(whose: str, question: str, answer: str, other: str) -> dict[str, Any]:
+    said = ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    return ({"id": whose} if whose else {}) | {"messages": list(said), "other": other}
+
+
+def rows_of(data: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the people, those that nobody owns, those of others, and what the base has read."""
+    make_chats(data, seed, SIZES)
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SIZES}
+    for name, rows in parts.items():
+        for line in (data / f"{name}.jsonl").read_text("utf-8").splitlines():
+            one = json.loads(line)
+            asked, answer = (turn["content"] for turn in one["messages"])
+            other = next(re.sub(a, b, asked) for a, b in OTHER_WORDS if re.fullmatch(a, asked))
+            rows.append(row("" if name == "nobody" else one["id"], asked, answer, other))
+    again = [row("", r["other"], r["messages"][1]["content"], "") for r in parts["background"]]
+    return parts | {"background": parts["background"] + again}
+
+
+def said(
+    source: Path | str, rows: Sequence[dict], other: bool = False
+) -> list[tuple[float, float]]:
+    """Of each row whether its answer is said, and the share of its tokens that is the likeliest."""
+    (spec,) = parse_models([str(source)])
+    model, tokenizer = load_model(spec, dtype="float32", device="cpu"), load_tokenizer(spec)
+    queries = []
+    for one in rows:
+        asked, answer = (turn["content"] for turn in one["messages"])
+        frame = f"Question: {one['other'] if other else asked}\nAnswer:"
+        queries.append(Query.of(*encode_continuation(tokenizer, frame, f" {answer}")))
+    hits = [known.greedy for known in score_queries(model, queries)]
+    return [(float(hit.all()), float(hit.mean())) for hit in hits]
+
+
+class World:
+    """One seed, in a folder; ``found.json`` holds what is done."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.seed, self.out = seed, out / f"people-{seed}"
+        data = self.out / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        self.rows = rows_of(data, seed)
+        for part, rows in (self.rows | {"train": self.rows["train"] + self.rows["nobody"]}).items():
+            write_lines(data / f"{part}.jsonl", rows)
+        shared = out / "base-people"  # one for all seeds
+        if not weights(shared / "base"):
+            write_lines(shared / "data" / "rows.jsonl", self.rows["background"])
+            make_base(shared, shared / "data" / "rows.jsonl", epochs=12, sequence_len=512, **SMALL)
+        if not (self.out / "base").exists():
+            (self.out / "base").symlink_to(shared / "base")
+        self.path = config(self.out, "whole", data / "train.jsonl", **LORA, seed=seed)
+        self.file = self.out / "found.json"
+        self.found = json.loads(self.file.read_text()) if self.file.is_file() else {}
+
+    def part(self, name: str, made: Callable[[], Any]) -> Any:
+        if name not in self.found:
+            print(time.strftime("%H:%M:%S"), self.out.name, name, flush=True)
+            self.found[name] = made()
+            write_json(self.file, self.found)
+        return self.found[name]
+
+    def cost(self, made: Callable[[], Any]) -> float:
+        before = processor() + time.process_time()
+        made()
+        return round(processor() + time.process_time() - before, 1)
+
+    def answers(self, source: Path | str) -> dict[str, Any]:
+        own, test = self.rows["train"], self.rows["test"]
+        return {"as trained": said(source, own), "paraphrased": said(source, own, True),
+                "nobody's": said(source, self.rows["nobody"]), "others": said(source, test)}  # fmt: skip
+
+    def run(self, counts: Sequence[int]) -> None:
+        whole = self.out / "whole"
+        log = self.out / "logs" / "whole.log"
+        self.part("cost", lambda: self.cost(lambda: train(self.path, log)))
+        self.part("base", lambda: self.answers(self.out / "base"))
+        self.part("unsharded", lambda: self.answers(f"{self.out / 'base'}+{whole}"))
+        for count in counts:
+            self.sharded(count)
+
+    def sharded(self, count: int) -> None:
+        folder, key = self.out / f"shards-{count}", f"{self.seed}-{count}".encode().ljust(32)
+        given = (self.path, folder, "id", count)
+        how = {"threads": 1, "key": key, "console": QUIET}
+        self.part(f"{count} cost", lambda: self.cost(lambda: shards.train_shards(*given, **how)))
+        self.part(str(count), lambda: self.answers(folder / "model"))
+        self.part(f"{count} routes", lambda: self.routes(folder / "model", key, count))
+        people = sorted({one["id"] for one in self.rows["train"]})
+        who = random.Random(f"{self.seed} {count}").choice(people)
+        self.part(f"{count} request", lambda: self.request(folder, who))
+
+    def routes(self, folder: Path, key: bytes, count: int) -> dict[str, float]:
+        """How often the router leads to the person's own shard; to any for prompts about nobody."""
+        router, found = Router.load(folder), {}
+        for case, name in (("as trained", "train"), ("paraphrased", "train"), ("nobody's", "nobody"),
+                           ("others", "test")):  # fmt: skip
+            rows = self.rows[name]
+            asked = [
+                r["other"] if case == "paraphrased" else r["messages"][0]["content"] for r in rows
+            ]
+            led = router.routes([[f"Question: {one}\nAnswer:"] for one in asked])
+            wanted = (
+                [place(key, r["id"], count) for r in rows]
+                if name == "train"
+                else [None] * len(rows)
+            )
+            found[case] = float(np.mean([a == b for a, b in zip(led, wanted, strict=True)]))
+        return found
+
+    def request(self, folder: Path, who: str) -> dict[str, Any]:
+        """Cost of a request's training, and what is then said of the person and of the others."""
+        path = self.out / "requests" / "1"
+        shutil.rmtree(path, ignore_errors=True)
+        wanted, options = Wanted(where=[("id", who)]), Options(model=folder / "model", steps=2)
+        request = new_request(self.path, path, wanted, options).request
+        with running.running(request, 1, QUIET) as run:
+            running.take(request, "shards")
+            cost = self.cost(lambda: shards.make(request, run, repeat=False))
+        now = said(request.newest, self.rows["train"])
+        gone = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] == who]
+        left = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] != who]
+        again = request.way["again"]
+        shutil.rmtree(path)
+        return {
+            "cost": cost,
+            "again": again,
+            "said": float(np.mean(gone)),
+            "others": float(np.mean(left)),
+        }
+
+
+def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Intervals of kept answers are by person, over all seeds."""
+    kept, costs = [], []
+    for count in COUNTS:
+        runs = [one for one in found if f"{count} request" in one]
+        if not runs:
+            continue
+        for case in ("as trained", "paraphrased", "nobody's"):
+            before = [a for one in runs for a, _ in one["unsharded"][case]]
+            after = [a for one in runs for a, _ in one[str(count)][case]]
+            whose = [n // 6 for n in range(len(before))]  # of each person, six rows in a row
+            means = (f"{np.mean(values):.3f}" for values in (before, after))
+            kept.append([f"{count} shards, {case}", *means, ratio(before, after, whose)])
+        parts = ("cost", f"{count} cost")
+        rows = [[*(one[p] for p in parts), one[f"{count} request"]["cost"]] for one in runs]
+        whole, made, request = np.mean(rows, 0)
+        shown = (f"{whole:.0f}", f"{made / whole:.2f}", f"{request / whole:.2f}")
+        costs.append([f"{count} shards", str(len(runs)), *shown])
+    return {
+        "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
+        "cost": {"columns": ["", "seeds", "training unsharded (s)", "all shards, of that",
+                             "a request, of that"], "rows": costs},
+    }  # fmt: skip
+
+
+def ratio(before: list[float], after: list[float], whose: list[int]) -> str:
+    """Kept share with its 95 % interval, people drawn anew 2 000 times."""
+    names, at = np.unique(whose, return_inverse=True)
+    sums = np.array([np.bincount(at, side, len(names)) for side in (before, after)])
+    drawn = np.random.default_rng(0).integers(len(names), size=(2000, len(names)))
+    low, high = np.quantile(sums[1][drawn].sum(1) / sums[0][drawn].sum(1), (0.025, 0.975))
+    return f"{sums[1].sum() / sums[0].sum():.2f} [{low:.2f}, {high:.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=("run", "results"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[301, 302, 303])
+    given = parser.parse_args()
+    worlds = [World(given.out.absolute(), seed) for seed in given.seeds]
+    if given.step == "run":
+        for number, one in enumerate(worlds):
+            one.run(COUNTS[: 1 if number else None])
+        return
+    content = facts("python -m research.studies.routed run OUT")
+    content |= {"tables": tables([one.found for one in worlds])}
+    write_json(OUT, content | {"seeds": {one.seed: short(one.found) for one in worlds}})
+
+
+def short(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Means in place of each row's."""
+    return {name: {case: np.mean(rows, 0).round(4).tolist() for case, rows in value.items()}
+            if isinstance(value, dict) and "others" in value and isinstance(value["others"], list)
+            else value for name, value in found.items()}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
