@@ -1,0 +1,75 @@
+"""Does the demo's outcome hold elsewhere? Its training with other seeds and numbers of threads.
+
+    python -m research.studies.demo OUT
+
+Each run has a folder OUT/SEED-THREADS; what is there is not made again. research/results/demo.json has
+of each model the aggregate, its three parts, and the verdict; and whether the merge is above both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from axolotl_unlearn.files import write_json
+from axolotl_unlearn.metrics.verdict import judged
+from research.benchmarks.models import machine
+
+ROOT = Path(__file__).parents[2]
+SEEDS, THREADS = (42, 43, 44, 45, 46), (1, 2)
+SCORES = ("aggregate", "task_aggregate", "mia_auc", "utility")
+CPU = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(folder: Path, seed: int, threads: int) -> None:
+    """The demo's commands but for the request and the retrained model."""
+    for name in ("examples", "mergekit_configs"):
+        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
+    for config in folder.glob("examples/*.yml"):
+        config.write_text(config.read_text("utf-8").replace("seed: 42", f"seed: {seed}"), "utf-8")
+    models = ["original=out/memorised", "over=out/over/merged", "under=out/under/merged"]
+    steps = {
+        "out/memorised": "axolotl train examples/memorise.yml --launcher python",
+        "out/over": "axolotl train examples/npo_over.yml --launcher python",
+        "out/over/merged": "axolotl merge-lora examples/npo_over.yml",
+        "out/under": "axolotl train examples/npo_under.yml --launcher python",
+        "out/under/merged": "axolotl merge-lora examples/npo_under.yml",
+        "out/merged": "mergekit-yaml mergekit_configs/ties.yml out/merged",
+        "out/eval": " ".join(
+            ["axolotl-unlearn eval --max-gen-toks 64 --out out/eval", *models, "merged=out/merged"]
+        ),
+    }
+    environment = os.environ | CPU | {"OMP_NUM_THREADS": str(threads)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for place, words in steps.items():
+        if not any((folder / place).glob("*.*")):
+            subprocess.run(words.split(), cwd=folder, env=environment, check=True)
+
+
+def main() -> None:
+    rows = []
+    for seed in SEEDS:
+        for threads in THREADS:
+            folder = Path(sys.argv[1]).resolve() / f"{seed}-{threads}"
+            run(folder, seed, threads)
+            results = json.loads((folder / "out/eval/results.json").read_text("utf-8"))
+            verdicts = judged(results)
+            models = {
+                one["name"]: {score: round(one[score], 4) for score in SCORES}
+                | {"verdict": verdicts[one["name"]].label, "gate": one["gate"]}
+                for one in results["models"]
+            }
+            best = max(models["over"]["aggregate"], models["under"]["aggregate"])
+            above = models["merged"]["aggregate"] > best
+            rows.append({"seed": seed, "threads": threads, "merged_above_both": above} | models)
+            print(rows[-1], flush=True)
+    versions = {"versions": results["versions"], "machine": machine()}
+    write_json(ROOT / "research/results/demo.json", versions | {"runs": rows})
+
+
+if __name__ == "__main__":
+    main()
