@@ -60,7 +60,7 @@ def main() -> None:
             verdicts = judged(results)
             models = {
                 one["name"]: {score: round(one[score], 4) for score in SCORES}
-                | {"verdict": verdicts[one["name"]].label, "gate": one["gate"]}
+                | {"verdict": verdicts[one["name"]].label, "below_gate": one["gate"]["below_gate"]}
                 for one in results["models"]
             }
             best = max(models["over"]["aggregate"], models["under"]["aggregate"])
