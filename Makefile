@@ -147,7 +147,7 @@ format: setup  ## format in place
 bench: setup  ## step time and memory against other ways (CPU)
 	python -m research.benchmarks.run
 
-bench-counts: setup  ## what a step asks of the host, counted on the CPU: writes counts.json
+bench-counts: setup  ## what a step asks of the host, counted on a pretended device
 	python -m research.benchmarks.counts
 
 bench-gpu:  ## tests, steps and the whole recipe at full size on one GPU, in MINUTES (9)

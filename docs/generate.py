@@ -281,16 +281,10 @@ def sizes_page() -> str:
     args, rows = config.parse_unlearn(block), []
     for name, numbers in MODELS.items():
         for way, settings in WAYS.items():
-            cells, given = [], settings | {"bf16": True, "gradient_checkpointing": True}
-            for memory in (24, 40, 80):
-                best = "–"
-                for batch in (1, 2, 4, 8, 16):
-                    found = estimate.memory(
-                        given | {"micro_batch_size": batch}, args, 512, shapes(*numbers)
-                    )
-                    if found["at_least"] + found["activations"] <= 0.9e9 * memory:
-                        best = str(batch)
-                cells.append(best)
+            given = settings | {"bf16": True, "gradient_checkpointing": True}
+            best = estimate.largest_batches(given, args, 512, shapes(*numbers))
+            cells = [str(batch or "–") for batch in best.values()]
+            found = estimate.memory(given, args, 512, shapes(*numbers))
             fixed = found["weights"] + found["gradients_and_optimizer"] + found["reference"]
             rows.append(f"| {name} | {way} | {fixed / 1e9:.1f} GB | {' | '.join(cells)} |")
     return _SIZES + "\n".join(rows)

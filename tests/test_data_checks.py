@@ -578,14 +578,23 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
     import torch
     from safetensors.torch import save_file
 
-    from axolotl_unlearn.checks.estimate import memory
+    from axolotl_unlearn.checks.estimate import largest_batches, memory
     from axolotl_unlearn.config import parse_unlearn
 
     save_file({"embed_tokens.weight": torch.zeros(100, 8)}, tmp_path / "model.safetensors")
     args = parse_unlearn({"forget": {"objective": "npo"}, "retain": {"objective": "nll"}})
     cfg = {"base_model": str(tmp_path), "micro_batch_size": 2}
-    assert memory(cfg, args, 50)["logits"] == 3 * 4 * 50 * 100 * 4
-    assert memory(cfg, args, 10**9)["logits"] == 3 * args.chunk_mib * 2**20
+    assert memory(cfg, args, 50)["logits"] == 1.5 * 4 * 50 * 100 * 4
+    assert memory(cfg, args, 10**9)["logits"] == int(1.5 * args.chunk_mib * 2**20)
+    seen = set()
+    for length in (10**5, 10**6, 10**7, 10**8):
+        for gpu, batch in largest_batches(cfg, args, length).items():
+            both = ({**cfg, "micro_batch_size": n} for n in (batch, 2 * batch or 1))
+            of = [memory(one, args, length) for one in both]
+            fits = [one["at_least"] + one["activations"] <= 0.9e9 * int(gpu[:2]) for one in of]
+            assert (fits[0] or not batch) and (not fits[1] or batch == 16)
+            seen.add(batch)
+    assert {0, 16} < seen
 
 
 def test_names_that_no_file_can_have():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,12 @@ import pretend_device
 import pytest
 import torch
 from axolotl.train import setup_model_and_trainer
+from data_tokenizers import byte_tokenizer
 from test_every_method import METHODS, block_to_run, prepared, stage  # noqa: F401  a fixture
-from transformers import TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, training_args
+
+from axolotl_unlearn.checks.estimate import memory
+from axolotl_unlearn.config import parse_unlearn
 
 pytestmark = pytest.mark.usefixtures("pretended")
 
@@ -104,3 +109,40 @@ def test_a_resumed_run_ends_with_the_same_weights(stage):  # noqa: F811
     losses, weights = trained(stage, block, **saved)
     again, other = trained(stage, block, str(stage / "out" / "checkpoint-2"), **saved)
     assert again[-4:] == losses[-4:] and all(map(torch.equal, weights, other))
+
+
+KL = {"forget": {"objective": "npo"}, "retain": [{"objective": "nll"}, {"objective": "kl"}]}
+LABELS = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+FULL = {"adapter": None, "lora_r": None, "lora_target_modules": None, "lora_dropout": None}
+
+
+@pytest.mark.parametrize("block, most, changes", [
+    (KL, 1.1, {}), (KL, 1.1, {"gradient_checkpointing": False}),
+    (LABELS, 1.25, {"micro_batch_size": 2}),
+    (KL, 1.15, FULL | {"lora_alpha": None, "lora_target_linear": None}),
+])  # fmt: skip
+def test_memory_is_what_the_estimate_says(block, most, changes, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    for side in ("forget", "retain"):
+        rows = [
+            {"id": f"{side}{n}", "input": f"{side} {n}", "output": "a b " * 150} for n in "abcd"
+        ]
+        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"bf16": True, "gradient_checkpointing": True, "micro_batch_size": 1, "max_steps": 2}
+    given |= {"sequence_len": 2048, "lora_r": 8, "lora_target_modules": None, "dataset_num_proc": 0}
+    given |= {"lora_target_linear": True, "optimizer": "adamw_torch"}
+    before = torch.pretend.memory_allocated(0)
+    cfg, rows = prepared(tmp_path, block, **given | changes)
+    trainer, *_ = setup_model_and_trainer(cfg, rows)
+    torch.pretend.reset_peak_memory_stats(0)
+    trainer.train()
+    peak = torch.pretend.max_memory_allocated(0) - before
+    longest = max(map(len, trainer.train_dataset["input_ids"]))
+    said = memory(dict(cfg), parse_unlearn(block), longest)
+    assert 0.9 * peak <= said["at_least"] + said["activations"] <= most * peak

@@ -51,13 +51,16 @@ METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory) -> Path:
+    # Every run collects garbage some times; without this it walks through all that was imported.
+    gc.freeze()
+    return make_stage(tmp_path_factory.mktemp("stage"))
+
+
+def make_stage(folder: Path) -> Path:
     """Three sides of six rows, and two models with eight small layers: one that has begun to learn
     the forget rows (some objectives have nothing to do else), one of random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Every run collects garbage some times; without this it walks through all that was imported.
-    gc.freeze()
-    folder = tmp_path_factory.mktemp("stage")
     config = LlamaConfig(
         vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,

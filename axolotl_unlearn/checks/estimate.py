@@ -24,6 +24,11 @@ from axolotl_unlearn.data.overlap import near_note
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.objectives import OBJECTIVES
+
+_LAYER = re.compile(r"\.\d+\.")
+#: Memory of usual GPUs.
+GPUS = ("24 GB", "40 GB", "80 GB")
 
 
 def outlook(
@@ -61,7 +66,10 @@ def outlook(
         facts["notes"] += unmet(cfg, model)
     facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
     longest = [one["longest"] for one in facts["tokens"].values()]
-    facts["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
+    length = max(longest, default=cfg.get("sequence_len") or 2048)
+    facts["memory"] = memory(cfg, args, length)
+    if facts["memory"]:
+        facts["largest_micro_batch_size"] = largest_batches(cfg, args, length)
     return {name: value for name, value in facts.items() if value}, faults
 
 
@@ -109,9 +117,9 @@ def memory(
 ) -> dict[str, int]:
     """Bytes on one device; empty where the model's files are not here.
 
-    ``at_least`` is all but the activations, which are a rule of thumb: what the matrices of a layer
-    give and what lies between them, of all layers, or with gradient checkpointing of one and the
-    input of each.
+    ``at_least`` is all but the activations. These are fitted to a pretended device
+    (tests/pretend_device) with PEFT's LoRA and attention in one kernel: what layers keep, of all,
+    or with gradient checkpointing of one and the input of each.
 
     Adam keeps two moments, in the type of what is trained; "8bit" optimizers a byte each.
 
@@ -137,23 +145,50 @@ def memory(
     optimizer = str(cfg.get("optimizer") or "")
     # A LoRA is float32, and so is what FSDP and DeepSpeed train.
     own = 4 if lora or sharding_key(dict(cfg)) else each
+    # Axolotl trains embeddings and head in float32.
+    wide = 0 if lora else whole * (4 - each)
     moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else 2 * own
     copied = not lora or bool(cfg.get("lora_model_dir"))  # else the adapter is switched off
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and copied)
                  for r in args.references() if not r.is_teacher)  # fmt: skip
     rows = int(cfg.get("micro_batch_size") or 1)
     rows *= 1 + (args.pairing.retain_per_forget if args.retain else 0)
-    layers = {m[0] for name in shapes if (m := re.search(r"\.\d+\.", name))}
-    between = sum(s[0] for n, s in shapes.items() if len(s) == 2 and ".0." in n) + 6 * hidden
-    width = len(layers) * hidden + between
-    width = width if cfg.get("gradient_checkpointing") else len(layers) * between
+    tokens, depth = rows * longest, len({m[0] for name in shapes if (m := _LAYER.search(name))})
+    # Values that a layer keeps for its gradient, and those that are made beside them.
+    inner = max((s[0] for n, s in shapes.items() if len(s) == 2 and ".0." in n), default=0)
+    kept = (14.5 if half else 8.5) * hidden + 4 * inner
+    beside, whole_rows = 6 * hidden + 3 * inner, 1.5
+    if any(OBJECTIVES[e.objective].sees == "distributions" for _, e in args.entries()):
+        whole_rows = 2.9 if lora else 3.3
+    logits = int(whole_rows * min(args.chunk_mib * 2**20, tokens * vocabulary * 4))
+    checkpointed = cfg.get("gradient_checkpointing")
+    at_once = int(each * tokens * (beside + (kept if checkpointed else 0)))
+    stays = int(each * tokens * depth * (hidden if checkpointed else kept))
     parts = {
-        "weights": int(weights) + (4 * trained if lora else 0),
-        "gradients_and_optimizer": trained * (own + moments),
+        "weights": int(weights) + wide + (4 * trained if lora else 0),
+        "gradients_and_optimizer": trained * (own + moments) + 3 * wide,
         "reference": int(copies * (4 * trained if lora else numbers * each)),
-        "logits": 3 * min(args.chunk_mib * 2**20, rows * longest * vocabulary * 4),
+        "logits": logits,
     }
-    return parts | {"at_least": sum(parts.values()), "activations": rows * longest * width * each}
+    # The head's gradient is taken before that of the last layer.
+    activations = stays + max(0, at_once - logits)
+    return parts | {"at_least": sum(parts.values()), "activations": activations}
+
+
+def largest_batches(
+    cfg: Mapping[str, Any],
+    args: UnlearnArgs,
+    longest: int,
+    shapes: Mapping[str, list[int]] | None = None,
+) -> dict[str, int]:
+    """The largest `micro_batch_size`, a power of two up to 16, by GPU, a tenth of which stays free;
+    0 where none fits. Arguments are those of `memory`."""
+    found = dict.fromkeys(GPUS, 0)
+    for batch in (1, 2, 4, 8, 16):
+        needs = memory({**cfg, "micro_batch_size": batch}, args, longest, shapes)
+        taken = needs["at_least"] + needs["activations"]
+        found |= {gpu: batch for gpu in GPUS if taken <= 0.9e9 * int(gpu.split()[0])}
+    return found
 
 
 def shapes_of(folder: Path) -> Iterator[tuple[str, list[int]]]:

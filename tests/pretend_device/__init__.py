@@ -9,8 +9,8 @@ own, so that numbers are the same. They refuse what CUDA refuses: tensors of sev
 operation, `.numpy()`, generators of the host. Memory that nobody wrote is NaN. `watch` counts the
 kernels and what the host waits for, `torch.pretend.max_memory_allocated` the bytes.
 
-Kernels of a GPU, streams, races, NCCL, Triton and bitsandbytes are not there, and attention is the
-plain one. Operations that wait inside one kernel of CUDA are a list (WAIT_FOR_RESULT).
+Kernels of a GPU, streams, races, NCCL, Triton and bitsandbytes are not there. Operations that wait
+inside one kernel of CUDA are a list (WAIT_FOR_RESULT).
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ATen.h>
 #include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -323,6 +325,9 @@ const std::unordered_set<std::string> WAIT_FOR_RESULT = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim",
     "unique_consecutive", "repeat_interleave", "equal", "bincount", "multinomial", "histc",
     "linalg_cholesky_ex", "_assert_scalar"};
+const std::unordered_set<std::string> STARTS_NOTHING = {
+    "_local_scalar_dense", "_unsafe_view", "detach", "alias", "lift_fresh", "is_same_size", "resize_",
+    "set_"};
 const std::unordered_set<std::string> BY_INDEX = {
     "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"};
 // Besides pointwise operations: an argument that may be a CPU tensor without dimensions.
@@ -376,9 +381,18 @@ struct Call {
   }
 };
 
+// Whether an operation starts a kernel: a view, a name or an answer of the host does not.
+bool starts_kernel(const c10::OperatorHandle& op, const std::string& name) {
+  const auto& returns = op.schema().returns();
+  const bool is_view = !returns.empty() && std::all_of(returns.begin(), returns.end(), [](auto& one) {
+    return one.alias_info() && !one.alias_info()->isWrite();
+  });
+  return !is_view && !STARTS_NOTHING.count(name);
+}
+
 void fallback(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
-  operations++;
   Call call(op);
+  operations += starts_kernel(op, call.name);
   const auto& arguments = op.schema().arguments();
   const size_t begin = stack->size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); i++) {
@@ -491,14 +505,57 @@ std::tuple<Tensor, Tensor> dropout(const Tensor& input, double p, std::optional<
   return {input * mask * (p < 1 ? 1 / (1 - p) : 0.0), mask};
 }
 
-// The plain attention, made of small operations.
+// Attention in one kernel that keeps no matrix of scores, where a card has one.
 int64_t attention_choice(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
-    std::optional<double>, bool) {
-  return 0;
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+    double dropout, bool, std::optional<double>, bool) {
+  const bool fused = query.dim() == 4 && dropout == 0 && query.size(3) == value.size(3) &&
+      query.size(1) == key.size(1) && !(mask.has_value() && mask->requires_grad());
+  return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
+}
+
+std::optional<Tensor> of_host(const std::optional<Tensor>& mask, const Tensor& query) {
+  if (!mask.has_value() || !mask->defined()) return std::nullopt;
+  auto given = on_cpu(*mask);
+  if (given.scalar_type() != at::kBool) return given;
+  auto added = at::zeros(given.sizes(), at::TensorOptions().dtype(query.scalar_type()));
+  return added.masked_fill_(given.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+Tensor taken(const Tensor& made, Device device) {
+  std::vector<Shared> none;
+  return on_pretend(made, none, device);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
+attention(
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+    double dropout, bool causal, bool, std::optional<double> scale) {
+  operations++;
+  auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+      on_cpu(query), on_cpu(key), on_cpu(value), dropout, causal, of_host(mask, query), scale);
+  const auto device = query.device();
+  return {taken(out, device), taken(sums, device), {}, {}, query.size(2), key.size(2), {}, {}, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& slope, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& mask, std::array<bool, 4>, const Tensor& out, const Tensor& sums, const Tensor&,
+    const Tensor&, c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&,
+    const Tensor&, std::optional<double> scale) {
+  operations++;
+  auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      on_cpu(slope), on_cpu(query), on_cpu(key), on_cpu(value), on_cpu(out), on_cpu(sums), dropout,
+      causal, of_host(mask, query), scale);
+  const auto device = query.device();
+  return {taken(q, device), taken(k, device), taken(v, device), {}};
 }
 
 }  // namespace
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
+}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
@@ -516,7 +573,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("native_dropout", &dropout);
-  m.impl("_fused_sdp_choice", &attention_choice);
+  m.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
