@@ -156,6 +156,21 @@ SPOILS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (("kept", "one answer said", "nonsense"), BROKEN),
+        (("kept", "nonsense"), BROKEN),
+        (("kept", "one answer said"), UNDER),
+    ],
+)
+def test_of_several_faults_the_worst_is_given(names, status):
+    models = three()
+    for name in names:
+        SPOILS[name][0](*models)
+    assert judge(models[2], *models[:2]).status == status
+
+
 def alike(*names):
     """Models of the same weights, by their digests."""
     places = {"original": 0, "retrained": 1, "model": 2}
