@@ -96,7 +96,7 @@ class View:
         count = len(self.models)
         facts = [f"{count} model{'s' if count > 1 else ''}"]
         facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
-        return " · ".join(facts + ([self.results.created] if self.results.created else []))
+        return " · ".join([*facts, self.results.created[:16].replace("T", " ")]).removesuffix(" · ")
 
     def few(self, how: str) -> str:
         """Says that not every model has a curve or a name."""
