@@ -7,13 +7,16 @@ import math
 
 import numpy as np
 import pytest
-from verdict_fixture import entry, results
 
 from axolotl_unlearn.metrics.audit import READINGS, audit, summary_of, unlikely
 from axolotl_unlearn.metrics.results import Model, Row, read
 
 
-def model(a=0.0, b=0.0, c=0.0, said=(False, False), **extraction):
+def model(*shifts, **facts):
+    return read(Model, facts_of(*shifts, **facts))
+
+
+def facts_of(a=0.0, b=0.0, c=0.0, said=(False, False), **extraction):
     """Non-members around 2 nats; a, b, c that much below; rows of a, b and d, which is in no member
     file."""
     others = np.random.default_rng(0).normal(2, 0.1, 99).tolist()
@@ -36,7 +39,7 @@ def model(a=0.0, b=0.0, c=0.0, said=(False, False), **extraction):
         "member_id": list("abc"),
         "nonmember_id": [f"n{i}" for i in range(99)],
     }
-    return read(Model, {"name": "model", "likelihood": likelihood, "extraction": rows | extraction})
+    return {"name": "model", "likelihood": likelihood, "extraction": rows | extraction}
 
 
 def texts(n, **columns):
@@ -134,28 +137,26 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     with a worse reading stays there. The audit did not read the file."""
     from axolotl_unlearn.report import find_inputs
 
-    lines = [
-        {"model": name, **line}
-        for name in ("one", "two")
-        for line in audit(model(said=(True, False)))
-    ]
+    facts = facts_of(said=(True, False))
+    made = {"schema": 2, "models": [facts | {"name": name} for name in ("one", "two")]}
     told = {"a": 0.001, "b": 0.01, "c": 0.9}
     documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
     tests = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
     file = {"attack": "membership", "title": "m", "model": "one", "tests": tests}
     file |= {"documents": documents, "sentence": "None told."}
     (tmp_path / "membership-one.json").write_text(json.dumps(file), "utf-8")
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "audit.jsonl").write_text(text, "utf-8")
-    found = find_inputs(results(entry()), tmp_path)["audit"]
+    found = find_inputs(made, tmp_path)["audit"]
     one, two = ([line for line in found if line["model"] == m] for m in ("one", "two"))
-    assert two == lines[4:] and len(one) == 4
+    assert [line | {"model": ""} for line in two] == [
+        {"model": "", **line} for line in audit(model(said=(True, False)))
+    ]
+    assert len(one) == 4
     assert by_name(one)["b"]["attacks_q"] == pytest.approx(0.015)
     readings = {line["document"]: line["reading"] for line in one}
     assert readings == {"a": "still said", "b": "still known", "c": "not told", "d": "not measured"}
     documents["a"]["p"] = "no"
     (tmp_path / "membership-one.json").write_text(json.dumps(file), "utf-8")
-    spoiled = find_inputs(results(entry()), tmp_path)["audit"]
+    spoiled = find_inputs(made, tmp_path)["audit"]
     assert "attacks_p" not in spoiled[0]
 
 

@@ -12,6 +12,7 @@ import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import HOSTILE, chromium, hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
@@ -24,8 +25,12 @@ from report_fixture import (
     make_results,
 )
 from rich.console import Console
+from verdict_fixture import entry, put_back
+from verdict_fixture import results as verdict_results
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.audit import audits
+from axolotl_unlearn.metrics.results import load_results
 from axolotl_unlearn.report import charts, table, write_report
 from axolotl_unlearn.report.inputs import find_inputs
 from axolotl_unlearn.report.page import attack_title
@@ -111,13 +116,29 @@ def audit_with_text():
     return [first | {"rows": [row]}, *rest]
 
 
-def test_the_audit_list_stands_as_in_the_file(tmp_path):
-    """Worst first; a table for each candidate."""
-    lines = [*make_audit("merged"), *make_audit("over")]
+def test_the_audit_list_is_made_of_the_results(tmp_path):
+    """Worst first; a table for each candidate. The file beside it gives texts, and no reading."""
+    original, retrained = (entry(role=role, name=role) for role in ("original", "retrained"))
+    known = put_back(entry(name="known"), original, 2, np.random.default_rng(0))
+    made = verdict_results(original, retrained, known, entry(name="other"))
+    worst = audits(load_results(made))[0]
+    row = {"id": worst["rows"][0]["id"], "prompt": "asked", "expected": "a", "generated": "spoken"}
+    lines = [
+        {"model": "known", "document": worst["document"], "reading": "not told", "rows": [row]},
+        {"model": "known", "document": "invented", "reading": "recited", "told": True, "rows": 7},
+    ]
     (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "results.json").write_text(json.dumps(make_results()))
+    (tmp_path / "results.json").write_text(json.dumps(made))
     assert run(tmp_path).exit_code == 0
     page = (tmp_path / "report.html").read_text()
+    _, table, second = page.split('<div class="audit">')
+    assert "<h3>known: " in table and "<h3>other: " in second and "invented" not in page
+    first = table[: table.index("spoken")]
+    assert worst["reading"] == "recited" and "recited" in table and "not told" not in first
+
+
+def test_a_table_of_the_audit(tmp_path):
+    page = everything(tmp_path, audit=[*make_audit("merged"), *make_audit("over")]).read_text()
     _, table, second = page.split('<div class="audit">')
     assert "<h3>merged: 2 of 3 documents can be told" in table and "<h3>over" in second
     assert re.findall(r'<th scope="row">(\w)<', table) == ["a", "b", "c"]

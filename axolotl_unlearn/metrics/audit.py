@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.metrics.membership import told_documents
-from axolotl_unlearn.metrics.results import Model, Row, Scores
+from axolotl_unlearn.metrics.results import Model, Results, Row, Scores
 
 #: Share of false accusations among the documents that are told: half of the verdict's error, the
 #: other half is that of the attacks on all texts together.
@@ -142,6 +142,17 @@ def audit(
         line["reading"] = next(reading for reading in READINGS if kinds[reading])
         lines.append(line)
     return sorted(lines, key=_badness)
+
+
+def audits(results: Results) -> list[dict[str, Any]]:
+    """The lines of all candidates; ``model`` names whose they are."""
+    roles = results.role("original"), results.role("retrained")
+    return [
+        {"model": model.name, **line}
+        for model in results.models
+        if model.part == "candidate"
+        for line in audit(model, *roles)
+    ]
 
 
 def unlikely(texts: Iterable[Row]) -> float:

@@ -9,8 +9,11 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.audit import with_attacks
+from axolotl_unlearn.metrics.audit import audits, with_attacks
 from axolotl_unlearn.metrics.results import Results, load_results, whole
+
+#: Of a row of audit.jsonl, where the texts were kept.
+TEXTS = ("prompt", "expected", "generated")
 
 
 def find_inputs(
@@ -18,15 +21,14 @@ def find_inputs(
     folder: str | Path,
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
-    """``extras`` of `write_report`: audit.jsonl of the folder; of `attacks` (default: the
-    folder, of a job its ``eval``) one file an attack, with its curves."""
+    """``extras`` of `write_report`: the audit of the results, with texts that audit.jsonl of the
+    folder holds; of `attacks` (default: the folder, of a job its ``eval``) one file an attack, with
+    its curves."""
     from axolotl_unlearn.attacks.results import sentence
 
-    home = folder_of(folder)
-    extras: dict[str, Any] = {}
-    if (home / "audit.jsonl").is_file():
-        extras["audit"] = read_json_lines(home / "audit.jsonl")
-    place = Path(attacks or (home / "eval" if "job" in load_results(results).more else home))
+    home, results = folder_of(folder), load_results(results)
+    extras: dict[str, Any] = {"audit": _with_texts(audits(results), home / "audit.jsonl")}
+    place = Path(attacks or (home / "eval" if "job" in results.more else home))
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
         good = [one for one in attacked if whole(one)]
@@ -34,7 +36,7 @@ def find_inputs(
         names = ("attack", "model", "metric")  # models that share a control have its curve each
         extras["attacks"] = [*{tuple(map(c.get, names)): c for c in curves}.values()]
         told = {one["model"]: one["documents"] for one in good if one.get("documents")}
-        if told and "audit" in extras:
+        if told:
             extras["audit"] = with_attacks(extras["audit"], told)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
@@ -47,6 +49,25 @@ def find_inputs(
             code="report.no-attacks",
         )
     return extras
+
+
+def _with_texts(lines: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The texts of a row alone are taken from the file."""
+    kept = {
+        (str(line.get("model")), str(row.get("id"))): row
+        for line in (read_json_lines(path) if path.is_file() else ())
+        for row in rows_of(line.get("rows"))
+    }
+    for line in lines:
+        for row in line["rows"]:
+            texts = kept.get((line["model"], row["id"]), {})
+            row |= {key: str(texts[key]) for key in TEXTS if key in texts}
+    return lines
+
+
+def rows_of(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a list, none where it is no list."""
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 def folder_of(results: str | Path) -> Path:

@@ -20,6 +20,7 @@ from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.metrics.verdict.words import name_of
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
+from axolotl_unlearn.report.inputs import TEXTS, rows_of
 from axolotl_unlearn.report.terminal import HEADLINES, caption, membership_warning
 
 SCORES = (*HEADLINES, *CELLS)
@@ -75,7 +76,7 @@ class View:
         self.results, self.extras = results, dict(extras)
         self.models: Sequence[Model] = results.models
         self.retrained = results.role("retrained")
-        self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
+        self.answer = answer_of(results, rows_of(self.extras.get("attack_results")))
         names = [model.name for model in self.models]
         best = [role.name for role in (results.role("original"), self.retrained) if role]
         best += [name for name in self.answer.candidates if name not in best]
@@ -110,7 +111,7 @@ class View:
     @property
     def audits(self) -> Iterator[dict[str, Any]]:
         """The documents of each candidate, worst first; those of the best are not folded."""
-        rows, candidates = _rows(self.extras.get("audit")), self.answer.candidates
+        rows, candidates = rows_of(self.extras.get("audit")), self.answer.candidates
         most = max(20, min(MOST_AUDITED, 10 * MOST_AUDITED // max(1, len(candidates))))
         by_name = {model.name: model for model in self.models}
         for place, name in enumerate(candidates):
@@ -178,11 +179,11 @@ class View:
         """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``, a
         point ``{"x", "y", "low"?, "high"?}``. Curves of one title and metric share a panel."""
         panels: dict[tuple[str, str, str], dict[str, list[list[float]]]] = {}
-        for curve in _rows(self.extras.get("attacks")):
+        for curve in rows_of(self.extras.get("attacks")):
             title = str(curve.get("title") or curve.get("attack") or "attack")
             key = (title, str(curve.get("metric", "")), str(curve.get("x_label", "step")))
             points = []
-            for point in _rows(curve.get("points")):
+            for point in rows_of(curve.get("points")):
                 values = [number(point.get(end)) for end in ("x", "y", "low", "high")]
                 if None not in values[:2]:
                     points.append(values if None not in values else values[:2])
@@ -199,7 +200,7 @@ class View:
 
 def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) -> dict[str, Any]:
     """One document of the audit list as it is shown."""
-    inner, figures = _rows(row.get("rows")), []
+    inner, figures = rows_of(row.get("rows")), []
     for key in AUDITED:
         others = [
             f"{_audited(of_side.get(key))} {side}"
@@ -210,7 +211,7 @@ def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) ->
             others = [f"q {p_value(row['q'], '')}"]
         figures.append((_audited(row.get(key), key == "p"), "\n".join(others)))
     texts = [
-        [str(one.get(key, "")) for key in ("prompt", "expected", "generated")]
+        [str(one.get(key, "")) for key in TEXTS]
         for one in inner
         if with_texts and one.get("generated")
     ]
@@ -251,8 +252,3 @@ def _short_ids(names: Sequence[str]) -> dict[str, str]:
     cut = {name[:8] for name in bare.values()}
     long = max(map(len, bare.values()), default=0) > 24
     return {k: v[:8] for k, v in bare.items()} if long and len(cut) == len(bare) else bare
-
-
-def _rows(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings of a list, none where it is no list."""
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []

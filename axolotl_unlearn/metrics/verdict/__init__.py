@@ -277,7 +277,10 @@ def _sentence(
     text += "."
     if status in ("good", "not shown"):
         text += ALONE if facts.retrained is None else ""
-        text += "" if facts.attacks else " No attack on its text or weights was run."
+        if not facts.attacks:
+            text += " No attack on its text or weights was run."
+        elif all(one.weights is None or one.weights != model.weights for one in facts.attacks):
+            text += " No attack's file names its weights."
         if facts.retrained is not None and None in (model.weights, facts.retrained.weights):
             text += " Whether the retrained model is a copy was not checked by digests."
         theirs = {row.id for row in facts.retrained.texts if row.said} if facts.retrained else set()
