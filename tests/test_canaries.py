@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 
 import eval_model
 import numpy as np
@@ -19,12 +20,19 @@ from test_requests_new import TRAIN, config, people, write
 
 from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.evaluation.canaries import add_canaries, coin_test, draw, read_canaries
+from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.evaluation.canaries import add_canaries, coin_test, draw, read_coins
 from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options as NewOptions
 from axolotl_unlearn.requests.new import new_request
+
+
+@pytest.fixture(autouse=True)
+def tossed(monkeypatch):
+    """The same coins in every run: by chance a model that knows nothing tells one in twenty."""
+    monkeypatch.setattr("secrets.randbits", random.Random(1).getrandbits)
 
 
 @pytest.mark.parametrize("scores", [
@@ -83,7 +91,7 @@ def test_coins_are_tossed_once_and_fairly(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in payments(400, 1)))
     train, key = draw(rows, tmp_path / "out")
-    documents, coins = read_canaries(key)
+    documents, coins = read_documents(key), read_coins(key)
     trained = [json.loads(line)["id"] for line in train.read_text().splitlines()]
     named = [name for (name, _), coin in zip(documents, coins, strict=True) if coin]
     assert trained == named and len(documents) == 400
@@ -101,7 +109,7 @@ def test_faults(tmp_path, code, content):
     rows = [row | {"id": f"r{i}", "text": f"text {i}"} for i, row in enumerate(content)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with fails(code):
-        read_canaries(path)
+        read_coins(path)
 
 
 def test_a_model_that_read_them_tells_how_the_coins_fell(tmp_path):
@@ -160,7 +168,8 @@ def test_a_request_is_tested_by_its_coins(coins):
                    "--canaries", coins / "coins/canaries.jsonl")  # fmt: skip
     assert done.exit_code == 0, done.output
     made = coins / "requests" / "r1"
-    documents, fell = read_canaries(made / "eval-data" / "canaries.jsonl")
+    key = made / "eval-data" / "canaries.jsonl"
+    documents, fell = read_documents(key), read_coins(key)
     assert len(documents) == 24 and documents[0][1].prompt.startswith("<|im_start|>user")
     assert documents[0][1].startswith("Bo500 Berg500 keeps 500 bees")
     model = tiny_llama(vocabulary=259, max_position_embeddings=512)

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
-from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_lines
@@ -56,18 +55,12 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
             f"{key} is there: these coins were tossed; name another folder with --out.",
             code="canaries.tossed",
         )
-    coins = [bool(secrets.randbits(1)) for _ in given]
-    declare(Path(out), train, "texts", [Path(rows)])
-    declare(Path(out), key, "texts", [Path(rows)])
-    write_lines(train, [row for row, coin in zip(given, coins, strict=True) if coin])
-    write_lines(key, [row | {COIN: coin} for row, coin in zip(given, coins, strict=True)])
+    tossed = [(row, bool(secrets.randbits(1))) for row in given]
+    both = [row for row, coin in tossed if coin], [row | {COIN: coin} for row, coin in tossed]
+    for file, some in zip((train, key), both, strict=True):
+        declare(Path(out), file, "texts", [Path(rows)])
+        write_lines(file, some)
     return train, key
-
-
-def read_canaries(path: str | os.PathLike[str]) -> tuple[list[tuple[str, str]], list[bool]]:
-    """Rows as (id, text) and their coins; errors of `read_coins`, and of rows without a text."""
-    coins = read_coins(path)
-    return read_documents(path), coins
 
 
 def read_coins(path: str | os.PathLike[str]) -> list[bool]:
@@ -109,26 +102,20 @@ def coin_test(scores: ArrayLike, coins: Sequence[bool]) -> dict[str, Any]:
     weights = (2 * rankdata(scores) - len(scores) - 1).round().astype(int)
     value = int(np.where(coins, weights, -weights).sum())
     known, pushed = _tail(weights, value), _tail(weights, -value)
-    sides = scores[coins], scores[~coins]
-    area = float(auc(*sides)) if all(map(len, sides)) else None
+    area = float(auc(scores[coins], scores[~coins])) if 0 < coins.sum() < len(coins) else None
     counts = {"n": len(scores), "included": int(coins.sum()), "auc": area}
     return counts | {"p_known": known, "p_pushed": pushed, "p": min(1.0, 2 * min(known, pushed))}
 
 
 def _tail(weights: NDArray[np.int_], value: int) -> float:
     """P(sum of +-w >= value), each sign by a fair coin."""
-    weights = np.abs(weights)
-    top = int(weights.sum())
-    chances = np.zeros(2 * top + 1)
-    chances[top], reach = 1.0, 0
-    for weight in weights:
-        if weight:
-            new = chances[top - reach : top + reach + 1] / 2
-            chances[top - reach : top + reach + 1] = 0
-            for at in (top - weight, top + weight):
-                chances[at - reach : at + reach + 1] += new
-            reach += weight
-    return float(min(1.0, chances[top + value :].sum()))
+    chances = np.ones(1)
+    for weight in np.abs(weights):
+        wider = np.zeros(len(chances) + 2 * weight)
+        wider[: len(chances)] += chances / 2
+        wider[2 * weight :] += chances / 2
+        chances = wider
+    return float(min(1.0, chances[len(chances) // 2 + value :].sum()))
 
 
 def add_canaries(
@@ -143,12 +130,13 @@ def add_canaries(
         losses: By model, of each row.
     """
     roles = {one["role"]: one["name"] for one in reversed(results)}
-    control = roles.get("retrained") or roles.get("reference")
-    before = roles.get("original")
-    found = {}
-    for name, own in losses.items():
-        other = losses[control] if control and name != control else np.zeros(len(own))
-        found[name] = coin_test(np.asarray(other) - np.asarray(own), coins)
+    control, before = roles.get("retrained") or roles.get("reference"), roles.get("original")
+    found = {
+        name: coin_test(
+            np.subtract(losses[control] if control not in (None, name) else 0, own), coins
+        )
+        for name, own in losses.items()
+    }
     able = before is None or found[before]["p_known"] < 1 - LEVEL
     for entry in results:
         one = entry["canaries"] = found[entry["name"]]

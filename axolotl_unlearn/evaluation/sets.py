@@ -28,7 +28,7 @@ from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.canaries import NAME, read_canaries
+from axolotl_unlearn.evaluation.canaries import NAME, read_coins
 from axolotl_unlearn.evaluation.options import Option, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
@@ -178,7 +178,7 @@ def load_sets(
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
     path = canaries or find_file(folder, NAME)
-    rows, coins = read_canaries(path) if path else ([], [])
+    coins, rows = (read_coins(path), read_documents(path)) if path else ([], [])
     sets = EvaluationSets(
         folder, **sides, utility=utility, utility_source=source, notes=notes, canaries=rows,
         coins=coins, synthetic=_is_generated(folder),
