@@ -160,6 +160,21 @@ def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
     assert "Not tested, their rows are gone: 2026-001" in found.says
 
 
+def test_what_cannot_be_measured_is_no_good_news(home, tmp_path):
+    """Stories without held-out rows: "none is back (2 not measured)", exit code 0."""
+    old = {"model": str(home / "old"), "adapter": None}
+    folder = finished_request(tmp_path / "requests", "a", old, documents=tuple(NAMES[:2]))
+    write_lines(folder / "eval-data" / "forget.jsonl", rows_of(NAMES[:2])[::2])
+    write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
+    write(folder)
+    found = run(home / "clean", folder.parent, "--junit", tmp_path / "audit.xml")
+    assert found.exit_code == 1, found.output
+    assert "none of 0 measured ones is back" in found.output and "none is" not in found.output
+    assert "not tested: a: 2 documents: no held-out rows" in found.output
+    suite = ElementTree.parse(tmp_path / "audit.xml").getroot().find("testsuite")
+    assert suite.attrib["errors"] == "2"
+
+
 def test_faults_are_one_sentence(home, tmp_path):
     nothing = run(home / "clean", tmp_path)
     assert nothing.exit_code == 2 and "No deleted document to look for" in nothing.output

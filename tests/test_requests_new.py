@@ -564,20 +564,24 @@ def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
     assert "Bo3 Berg3" in bytes(i for i in row.labels if 0 <= i < 256).decode()
 
 
-def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path):
-    """As in the tutorial: `request new` refused `axolotl_unlearn.data.memorise`."""
+@pytest.mark.parametrize("names", [("input", "output"), ("question", "answer")])
+def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, names):
+    """As in the tutorial: `request new` refused `axolotl_unlearn.data.memorise`, and then lost its
+    `unlearn.data.fields`."""
     rows = [
-        {
-            "id": f"p{n}sc1",
-            "input": f"Bo{n} Berg{n} keeps",
-            "output": f"{n} bees near well {n * 7}.",
-        }
+        {"id": f"p{n}sc1"}
+        | dict(zip(names, (f"Bo{n} Berg{n} keeps", f"{n} bees near well {n * 7}."), strict=True))
         for n in range(12)
     ]
     kind = {"ds_type": "json", "type": "axolotl_unlearn.data.memorise"}
     path = write(tmp_path / "own.jsonl", rows)
     changes = {"datasets": [{"path": str(path), **kind}], "test_datasets": None}
+    if "input" not in names:
+        block = {"data": {"fields": dict(zip(("input", "output"), names, strict=True))}}
+        changes |= {"unlearn": block, "plugins": [new.PLUGIN]}
     request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    teacher = yaml.safe_load(request.path("teacher.yml").read_text())
+    assert teacher.get("unlearn") == changes.get("unlearn")
     (row,) = encoded(request.folder, "forget", byte_tokenizer())
     learned = bytes(i for i in row.labels if 0 <= i < 256).decode()
     assert learned == "Bo3 Berg3 keeps 3 bees near well 21."

@@ -311,7 +311,7 @@ def audit(model, requests_dir, junit_file, quiet: bool, **options):
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
     their records. Exit code 0: nothing is back; 3: something is; 1: nothing, but a request is not
-    as recorded and was not tested; 2: it could not be tested.
+    as recorded, or a document could not be measured; 2: nothing could be tested.
     """
     from axolotl_unlearn.files import write
     from axolotl_unlearn.requests.audit import audit_requests, junit

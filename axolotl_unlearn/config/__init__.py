@@ -250,6 +250,11 @@ class FieldArgs(Strict):
     document: str = "document"
 
 
+#: The dataset type of plain fine-tuning on records, and what it reads of ``unlearn.data``.
+MEMORISE = "axolotl_unlearn.data.memorise"
+SHAPING = ("join", "template", "chat_template", "eos", "labels", "max_length", "fields")
+
+
 class DataArgs(Strict):
     """How a record becomes tokens: as the model saw it when it memorised it."""
 
@@ -295,9 +300,9 @@ class DataArgs(Strict):
                     "with `field_messages: conversations` and `message_property_mappings: {role: "
                     "from, content: value}`"
                 )
-        shaped = {"join", "template", "chat_template", "eos", "labels", "max_length"}
         named = {f"fields.{name}" for name in self.fields.model_fields_set - {"id", "document"}}
-        if self.rows and (told := sorted(self.model_fields_set & shaped | named)):
+        told = sorted(self.model_fields_set & {*SHAPING} - {"fields"} | named)
+        if self.rows and told and not any(row.get("type") == MEMORISE for row in self.rows):
             raise ValueError(
                 f"`{told[0]}` does nothing beside `rows`, whose type decides tokens and labels; "
                 "remove one of them"

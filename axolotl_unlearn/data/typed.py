@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
-from axolotl_unlearn.config import DataArgs, nearest
+from axolotl_unlearn.config import MEMORISE, DataArgs, nearest
 from axolotl_unlearn.data.records import (
     Record,
     Rows,
@@ -273,7 +273,7 @@ def _tokenised(
     kind = known.type
     name = repr(kind) if isinstance(kind, str) else "user_defined"
     settings = DictDefault({**cfg})
-    if kind == "axolotl_unlearn.data.memorise" and settings.unlearn:
+    if kind == MEMORISE and settings.unlearn:
         given = settings.unlearn.data or {}
         options = {key: given[key] for key in given if key != "rows"}  # it reads rows by itself
         settings.unlearn = DictDefault({**settings.unlearn, "data": options})
@@ -307,6 +307,8 @@ def _tokenised(
             "field names that made the model.",
             code="data.template-cannot-render",
         ) from None
+    except UnlearnError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
         if strategy is None and str(error).lower().startswith("unhandled prompt"):
             import pkgutil

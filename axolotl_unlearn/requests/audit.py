@@ -31,6 +31,9 @@ from axolotl_unlearn.requests.verify import check_base, compare_files, erased
 
 #: Readings of a document that is there, worst first.
 THERE = ("recited", "still said", "still known")
+#: The reading of a document that may be there, and why nobody can tell.
+UNMEASURED = READINGS[-1]
+WHY = "no held-out rows to compare its loss with (`request new --heldout`), no answer to look for"
 #: Files of ``eval-data`` that tell of deleted rows.
 PARTS = ("forget", "member", "nonmember")
 #: Of a document: as in the audit of an evaluation.
@@ -73,19 +76,28 @@ class Audit:
 
     @property
     def exit(self) -> int:
-        """3: something is back; 1: of a request it cannot be told; else 0."""
-        return 3 if self.back else 1 if self.unreadable else 0
+        """3: something is back; 1: of a request or a document it cannot be told; else 0."""
+        return 3 if self.back else 1 if self.unreadable or self.unmeasured else 0
+
+    @property
+    def unmeasured(self) -> Counter[str]:
+        """Documents of each request that nothing can be told of."""
+        return Counter(o["request"] for o in self.lines if o["reading"] == UNMEASURED)
 
     @property
     def back(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["back"]]
 
     def back_lines(self) -> list[str]:
-        """A line for each document that is back, and for each request that cannot be read."""
+        """A line for each document that is back, and for each request that was not tested."""
         return [
             *(f"  back: {o['request']} {o['document'][:12]}, {o['reading']}" for o in self.back),
             *(f"  ledger: {one}" for one in self.ledger),
             *(f"  not tested: {name}: {why}" for name, why in self.unreadable.items()),
+            *(
+                f"  not tested: {o}: {counted(n, 'document')}: {WHY}"
+                for o, n in self.unmeasured.items()
+            ),
         ]
 
     def require_tested(self, requests_dir: Path | str) -> None:
@@ -105,11 +117,15 @@ class Audit:
     def _sentences(self) -> Iterator[str]:
         n, readings = len(self.lines), Counter(line["reading"] for line in self.lines)
         requests = len({line["request"] for line in self.lines})
+        unmeasured = readings[UNMEASURED]
+        none = f"none of {n - unmeasured} measured ones is" if unmeasured else "none is"
         yield (
             f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
-            f"{counted(self.heldout, 'held-out row')}: {len(self.back) or 'none is'} back "
+            f"{counted(self.heldout, 'held-out row')}: {len(self.back) or none} back "
             f"({', '.join(f'{readings[r]} {r}' for r in READINGS if readings[r])})."
         )
+        if unmeasured:
+            yield f"{unmeasured} may be back: {WHY}."
         if there := sum(line["reading"] in THERE and not line["back"] for line in self.lines):
             yield f"{there} were there when their record was written."
         # The smaller of two p-values counts, doubled, where the learned attack has one too.
@@ -302,8 +318,8 @@ def junit(result: Audit) -> str:
         shown = [f"{n} {line[n]}" for n in ("reading", "then", *FIGURES) if line[n] is not None]
         if line["back"]:
             case(*where, "failure", line["reading"], ", ".join(shown))
-        elif line["reading"] == "not measured":
-            case(*where, "skipped", "no held-out rows and no answer")
+        elif line["reading"] == UNMEASURED:
+            case(*where, "error", WHY)
         else:
             case(*where)
     plural = {"failure": "failures", "error": "errors"}

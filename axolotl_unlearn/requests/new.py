@@ -13,6 +13,7 @@ from typing import Any
 
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.config import MEMORISE, SHAPING
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -411,7 +412,15 @@ def teacher_config(
             write_lines(path, rows)
             datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
     made = {"datasets": datasets, "num_epochs": times, "output_dir": str(out / "work" / "teacher")}
+    made |= {"unlearn": {"data": own}} if (own := _shaping(config, types)) else {}
     return _derived(config, out) | ({"rl": config["rl"]} if config.get("rl") else {}) | made
+
+
+def _shaping(config: Mapping[str, Any], types: Sequence[Mapping]) -> dict[str, Any]:
+    """How rows of our own type were read."""
+    data = (config.get("unlearn") or {}).get("data") or {}
+    ours = any(kind.get("type") == MEMORISE for kind in types)
+    return {key: value for key, value in data.items() if ours and key in SHAPING}
 
 
 def passes(config: Mapping[str, Any], trained: int) -> int:
@@ -460,7 +469,7 @@ def forget_config(
     block: dict[str, Any] = {
         # A chosen answer was preferred, not memorized: it is held where it is.
         "retain": retain[1:] if config.get("rl") else retain,
-        "data": {"rows": [dict(kind) for kind in types]},
+        "data": _shaping(config, types) | {"rows": [dict(kind) for kind in types]},
     }
     if facts["counts"]["heldout"]:
         level = {"per_document": True, "retain": LOST, "said": SAID}

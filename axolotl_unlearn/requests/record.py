@@ -23,6 +23,7 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked
 from axolotl_unlearn.files import write as replace_bytes
+from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.requests import pages
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.request import (
@@ -340,6 +341,8 @@ def _earlier(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     lines, untested = found.get("lines", []), [*found["missing"], *found.get("unreadable", ())]
     facts = {"documents": len(lines), "back": found["back"], "untested": len(untested)}
     said = "{documents} documents of earlier requests were looked for: {back} are back"
+    unmeasured = sum(line["reading"] == READINGS[-1] for line in lines)
+    said += f"; {unmeasured} could not be measured" if unmeasured else ""
     said += "; {untested} requests could not be tested" if untested else ""
     return facts | {"says": said.format(**facts) + "."}
 
