@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from conftest import tiny_llama
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.objectives import base
 
 ROWS = {
     side: [{"input": f"{side} question {n}?", "output": f"{side} answer {n}"} for n in range(3)]
@@ -157,6 +158,44 @@ def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as end:
         UnlearnPlugin().register(cfg)
     assert end.value.code == 2 and cure in capsys.readouterr().err
+
+
+OWN = "from axolotl_unlearn.objectives import LabelScores, Terms, objective\n"
+BARE = '@objective("own_{0}", unit="{1}", source="none")\ndef own_{0}(scores: LabelScores):\n    '
+#: A module of the user's, as `unlearn.extensions` and the objective name it -> words of the cure.
+MODULES = {
+    "bare": (BARE.format("bare", "token") + "return scores.logp", "own_bare", "returned Tensor"),
+    "mean": (
+        BARE.format("mean", "token") + "return Terms(scores.logp.mean())", "own_mean",
+        "returned Terms of values []",
+    ),
+    "none": (BARE.format("none", "row") + "pass", "own_none", "returned NoneType"),
+    "fails": (BARE.format("fails", "row") + "return scores.log", "own_fails", "AttributeError"),
+    "nosource": ('@objective("own_x")\ndef own_x(scores): ...', "own_x", "has no `source=`"),
+    "imports": ("import torchh", "npo", "No module named 'torchh'"),
+    "function:own_f": ("def own_f(scores): ...", "npo", "has no class 'own_f'"),
+    "absent:": (None, "npo", "PYTHONPATH"),
+    "typo": (BARE.format("typo", "row") + "pass", "own_tpo", "extensions add"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_mistake_in_a_module_of_ones_own(world, monkeypatch, name):
+    monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
+    text, objective, cure = MODULES[name]
+    module, colon, kind = name.partition(":")
+    if text:
+        Path(f"own_{module}.py").write_text(OWN + text + "\n")
+    block = {"unlearn.extensions": f"own_{module}{colon}{kind}".rstrip(":")}
+    Path("my.yml").write_text(
+        yaml.safe_dump(config(**block, **{"unlearn.forget": {"objective": objective}}))
+    )
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full"])
+    for one in [one for one in base.OBJECTIVES if one.startswith("own_")]:
+        del base.OBJECTIVES[one]
+    assert done.exit_code == 2 and cure in " ".join(done.output.split()), done.output
+    assert "please report" not in done.output and "Field required" not in done.output
 
 
 #: Command line -> words that name the cure.

@@ -69,11 +69,38 @@ def check(
             from axolotl_unlearn.checks import estimate
 
             facts, faults = estimate.outlook(cfg, checked.sides, tables)
-            faults += axolotl_faults(copy.deepcopy(cfg))
+            faults += axolotl_faults(copy.deepcopy(cfg)) + objective_faults(cfg)
             lines += estimate.lines(facts)
     except UnlearnError as error:
         faults.append(str(error))
     return faults, lines, facts
+
+
+def objective_faults(cfg: dict) -> list[str]:
+    """What objectives of the user's own return of made-up scores."""
+    import torch
+
+    from axolotl_unlearn.objectives import LabelScores
+
+    faults = []
+    for _, entry in parse_unlearn(cfg.get("unlearn") or {}).entries():
+        own = OBJECTIVES[entry.objective]
+        if own.function.__module__.startswith("axolotl_unlearn.") or own.against_heldout:
+            continue
+        logp = torch.randn(2, 3).log_softmax(-1)
+        scores = LabelScores(logp, logp < 0, logp if own.reference else None)
+        given = {"labels": (scores,), "pairs": (scores, scores), "hidden": (logp, scores.ref_logp)}
+        given["distributions"] = (logp, scores.ref_logp, torch.tensor([0, 1]))
+        try:
+            own.called(*given[own.sees], **entry.parameters)
+        except UnlearnError as error:
+            faults.append(str(error))
+        except Exception as error:  # of code of the user's
+            faults.append(
+                f"objective {own.name}: its function fails on made-up scores "
+                f"({type(error).__name__}: {error}); see docs/add-objective.md."
+            )
+    return faults
 
 
 def axolotl_faults(cfg: dict) -> list[str]:

@@ -148,12 +148,19 @@ def find_extension(name: str) -> Callable[..., Any] | None:
     module, _, attribute = name.partition(":")
     try:
         found = import_module(module)
-        return getattr(found, attribute) if attribute else None
-    except (ImportError, ValueError, AttributeError) as error:
+    except Exception as error:  # of code of the user's
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            says = "is not found; its module has to be on Python's path, e.g. by PYTHONPATH"
+        else:
+            says = f"cannot be imported ({type(error).__name__}: {error}); correct its module"
+        raise ValueError(f"the extension {name!r} {says}") from None
+    kind = getattr(found, attribute, None) if attribute else None
+    if attribute and not isinstance(kind, type):
         raise ValueError(
-            f"the extension {name!r} is not found ({error}); give `module:Class` of a module on "
-            "Python's path, e.g. by PYTHONPATH"
-        ) from None
+            f"the extension {name!r}: {module} has no class {attribute!r}; give `module:Class` of "
+            f"an Extension, or `{module}` for its objectives alone"
+        )
+    return kind
 
 
 class ObjectiveArgs(BaseModel):
@@ -210,9 +217,11 @@ class ObjectiveArgs(BaseModel):
         known = OBJECTIVES.get(self.objective)
         if known is None:
             near = nearest(self.objective, OBJECTIVES)
+            ours = "axolotl_unlearn.objectives."
+            own = [n for n, o in OBJECTIVES.items() if not o.function.__module__.startswith(ours)]
             raise ValueError(
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
-                "them"
+                f"them{', extensions add ' * bool(own)}{', '.join(own)}"
             )
         _check_parameters(self, f"objective {self.objective}", known.parameters)
         if self.reference is not None and not known.reference:

@@ -185,7 +185,7 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
     values = [
         valuation.slope * label_logp
         if valuation.slope is not None
-        else valuation.objective.function(
+        else valuation.objective.called(
             logp,
             None if reference is None else reference.float().log_softmax(-1),
             group.next_ids,
@@ -422,7 +422,7 @@ def _value_and_gradient(
         )
     with torch.set_grad_enabled(with_gradient):
         leaf = logp.detach().requires_grad_(with_gradient)
-        value = objective.function(leaf, ref_logp, target, **parameters)
+        value = objective.called(leaf, ref_logp, target, **parameters)
         if not with_gradient:
             return value, None
         (by_logp,) = torch.autograd.grad(value.sum(), leaf)

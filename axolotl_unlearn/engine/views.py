@@ -164,7 +164,7 @@ class Labels(View):
         if not seen.any():
             return Terms(policy.zero)
         scores = self.scores_of(policy, reference, seen)
-        terms = self.entry.objective.function(scores, **self.entry.args.parameters)
+        terms = self.entry.objective.called(scores, **self.entry.args.parameters)
         if self.weight is None:
             return terms
         rows = to_device(seen.nonzero()[0], self.device)
@@ -228,7 +228,7 @@ class Hidden(View):
         reference_states = None if reference is None else self._own(reference.states[self.layer])
         states = self._own(seen)
         return Terms(
-            self.entry.objective.function(states, reference_states, **self.entry.args.parameters)
+            self.entry.objective.called(states, reference_states, **self.entry.args.parameters)
         )
 
     def _own(self, states: States) -> Tensor:
@@ -254,7 +254,7 @@ class Pairs(Labels):
         if not sides[0].any():
             return Terms(policy.zero)
         both = (self.scores_of(policy, reference, rows) for rows in sides)
-        return self.entry.objective.function(*both, **self.entry.args.parameters)
+        return self.entry.objective.called(*both, **self.entry.args.parameters)
 
 
 class Features(Labels):
@@ -272,7 +272,7 @@ class Features(Labels):
         where = reference.pull(rows, features)
         if len(rows) == 0:
             return Terms(policy.zero)
-        return self.entry.objective.function(features, *where, **self.entry.args.parameters)
+        return self.entry.objective.called(features, *where, **self.entry.args.parameters)
 
     def features(self, policy: ForwardResult, rows: NDArray) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""

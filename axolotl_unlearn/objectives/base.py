@@ -18,6 +18,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from axolotl_unlearn.errors import UnlearnError
+
 if TYPE_CHECKING:
     from torch import Tensor
 else:
@@ -141,6 +143,28 @@ class Objective:
         all_ = inspect.signature(self.function, eval_str=True).parameters
         return {key: one for key, one in all_.items() if one.kind is one.KEYWORD_ONLY}
 
+    def called(self, *given: Any, **parameters: Any) -> Any:
+        """What the function says of its arguments.
+
+        Raises:
+            UnlearnError: It is not one value a unit, or no `Terms` where they are due.
+        """
+        made = self.function(*given, **parameters)
+        bare = self.sees in ("distributions", "hidden")
+        dimensions = 1 if bare else {"batch": 0, "row": 1, "token": 2}[self.unit(parameters)]
+        shape = list(getattr(given[0], "logp", given[0]).shape[:dimensions])
+        values = made if bare else getattr(made, "values", None)
+        if isinstance(made, Terms) != bare and list(getattr(values, "shape", ())) == shape:
+            return made
+        what = f" of shape {list(made.shape)}" if hasattr(made, "shape") else ""
+        what = what or (f" of values {list(values.shape)}" if hasattr(values, "shape") else "")
+        raise UnlearnError(
+            f"objective {self.name}: its function returned {type(made).__name__}{what}; return "
+            f"{'a tensor' if bare else '`Terms(values)` with values'} of shape {shape}, as in "
+            "docs/add-objective.md.",
+            code="objectives.result",
+        )
+
     @property
     def against_heldout(self) -> bool:
         """Whether it compares with held-out rows, in the place of a model."""
@@ -157,12 +181,19 @@ class Objective:
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def objective(name: str, *, unit: Unit | Callable[[dict[str, Any]], Unit] = "row", **facts: Any):
+def objective(
+    name: str, *, unit: Unit | Callable[[dict[str, Any]], Unit] = "row", **facts: Any
+) -> Any:
     """Register a function as an `Objective` with these attributes; ``unit`` may be a constant.
 
     Raises:
-        ValueError: Another function has the name.
+        ValueError: Another function has the name, or nothing says where it is from.
     """
+    if not facts.get("source"):
+        raise ValueError(
+            f"objective {name!r} has no `source=`: name an arXiv id, or say that there is none "
+            "(docs/add-objective.md)"
+        )
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = unit if callable(unit) else lambda _: unit
