@@ -82,6 +82,10 @@ def home(tmp_path, monkeypatch):
     prepared(
         Path("prepared/fedcba9876543210fedcba9876543210"), ["a set of another config without her"]
     )
+    ours = Path("prepared/unlearn-0123456789abcdef")  # as the plugin and Axolotl leave it
+    prepared(ours / "0123456789abcdef0123456789abcdef", [SECRET])
+    prepared(ours / "cache/json", [SECRET])
+    prepared(Path("prepared/unlearn-fedcba9876543210"), ["a set of another config without her"])
     write_lines(Path("train.jsonl"), [{"text": SECRET}, {"text": "a kept row"}])
     model_folder(Path("out/another"), b"of another run")
     before = {"model": str(base), "adapter": str(out)}
@@ -102,6 +106,7 @@ REMOVED = {
     "out/tuned/debug.log",
     "out/tuned/samples.jsonl",
     "prepared/0123456789abcdef0123456789abcdef",
+    "prepared/unlearn-0123456789abcdef",
     "requests/2026-001/work",
     "requests/2026-001/eval/audit.jsonl",  # an evaluation that kept what was generated
 }

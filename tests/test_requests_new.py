@@ -523,6 +523,19 @@ def of_changed(home, tmp_path, changes, wanted):
     return new_request(path, tmp_path / "requests" / "r", wanted).request
 
 
+def prepare(home: Path, changes: dict) -> None:
+    """What `axolotl train` does with the rows of a config, in the working folder."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.integrations.base import PluginManager
+
+    Path("run.yml").write_text(yaml.safe_dump({**config(home), **changes}))
+    cfg = load_cfg("run.yml", output_dir="out")
+    if PluginManager.get_instance().load_datasets(cfg, preprocess=False) is None:
+        from axolotl.common.datasets import load_datasets
+
+        load_datasets(cfg=cfg)
+
+
 def test_a_model_made_of_preferences_forgets_the_chosen_answers(home, tmp_path):
     """The teacher is made by preferences too; retained answers are held and not learned."""
     wanted = Wanted(contains=["Bo1 Berg1 keeps"])
@@ -565,7 +578,7 @@ def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
 
 
 @pytest.mark.parametrize("names", [("input", "output"), ("question", "answer")])
-def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, names):
+def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monkeypatch, names):
     """As in the tutorial: `request new` refused `axolotl_unlearn.data.memorise`, and then lost its
     `unlearn.data.fields`."""
     rows = [
@@ -578,8 +591,12 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, names
     changes = {"datasets": [{"path": str(path), **kind}], "test_datasets": None}
     if "input" not in names:
         block = {"data": {"fields": dict(zip(("input", "output"), names, strict=True))}}
-        changes |= {"unlearn": block, "plugins": [new.PLUGIN]}
+        changes |= {"unlearn": block, "plugins": [new.PLUGIN], "dataset_prepared_path": None}
+    monkeypatch.chdir(tmp_path)
+    if "plugins" in changes:  # as the run of the config leaves its rows
+        prepare(home, changes)
     request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    assert ("plugins" in changes) != any("are gone" in limit for limit in request.facts["limits"])
     teacher = yaml.safe_load(request.path("teacher.yml").read_text())
     assert teacher.get("unlearn") == changes.get("unlearn")
     (row,) = encoded(request.folder, "forget", byte_tokenizer())

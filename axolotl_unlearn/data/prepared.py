@@ -52,14 +52,19 @@ _AXOLOTLS = re.compile(r"[0-9a-f]{32}")
 def prepared_folder(cfg: dict[str, Any]) -> str:
     """The ``dataset_prepared_path`` for a config: what it names, and a folder of its key."""
     folder = Path(cfg.get("dataset_prepared_path") or "last_run_prepared")
-    if _OURS.fullmatch(folder.name):  # a key of before, e.g. copied from the log
+    if is_ours(folder):  # a key of before, e.g. copied from the log
         folder = folder.parent
     return str(folder / f"unlearn-{content_key(cfg)}")
 
 
+def is_ours(path: Path) -> bool:
+    """It has a name that `prepared_folder` gives."""
+    return bool(_OURS.fullmatch(path.name))
+
+
 def is_prepared(path: Path) -> bool:
-    """A real folder with the name that `prepared_folder` gives."""
-    return bool(_OURS.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+    """A real folder with such a name."""
+    return is_ours(path) and path.is_dir() and not path.is_symlink()
 
 
 def drop_half_written(folder: Path) -> None:

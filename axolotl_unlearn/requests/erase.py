@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST
 from axolotl_unlearn.models import ADAPTER_CONFIG
@@ -37,9 +38,9 @@ _WEIGHTS = re.compile(
     r".*\.safetensors|(pytorch_model|adapter_model).*\.bin|training_args\.bin|"
     r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth"
 )
-#: Folders of prepared rows: Axolotl's by their hash, ours; and where Axolotl makes them if a config
-#: names no folder.
-_PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}|unlearn-[0-9a-f]{16}"), "last_run_prepared"
+#: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
+#: own (`is_prepared`) around them, if a config names no folder.
+_PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
 #: Folders of a request that hold its rows, for later audits; and of those, copies of other people's
 #: rows that nothing needs once the request was carried out.
 KEPT = ("data", "eval-data")
@@ -283,7 +284,8 @@ def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
         if within(path.parent.resolve(), root.resolve()):
             yield Item.at("listed by its run", path)
     for path in sorted(root.iterdir()):
-        if _PREPARED.fullmatch(path.name) and (path / "state.json").is_file():
+        axolotls = _PREPARED.fullmatch(path.name) and (path / "state.json").is_file()
+        if axolotls or is_prepared(path):
             if any(within(one.resolve(), path.resolve()) for one in found):
                 yield Item.at("prepared data", path)
 

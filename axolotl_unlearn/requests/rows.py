@@ -14,6 +14,7 @@ from typing import Any
 
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
+from axolotl_unlearn.data.prepared import is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -239,6 +240,8 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[Counter[bytes], Counter[bytes],
         get_prepared_dataset_path,
     )
 
+    if is_ours(Path(cfg.dataset_prepared_path or "")):  # the plugin, when it reads the data
+        cfg.dataset_prepared_path = prepared_folder(cfg)
     name = generate_dataset_hash_from_config(cfg, cfg.datasets, tokenizer.name_or_path)
     kept = get_prepared_dataset_path(cfg, name)
     with tempfile.TemporaryDirectory() as folder:
