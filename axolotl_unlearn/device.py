@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from axolotl_unlearn.errors import UnlearnError
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,8 +21,18 @@ def accelerator() -> torch.device | None:
 
 
 def device_name(given: str | None = None) -> str:
-    """Where a model goes: what was asked for as it stands, else the accelerator, else "cpu"."""
-    return given or getattr(accelerator(), "type", "cpu")
+    """Where a model goes: what was asked for as it stands, else the accelerator, else "cpu".
+
+    Raises:
+        UnlearnError: This machine has no such device.
+    """
+    here = getattr(accelerator(), "type", "cpu")
+    if given and given.partition(":")[0] not in (here, "cpu", "meta"):
+        raise UnlearnError(
+            f"this machine has no device {given!r}; give `--device {here}`, or leave it out.",
+            code="device.none",
+        )
+    return given or here
 
 
 def may_be_pinned(device: torch.device) -> bool:

@@ -205,6 +205,8 @@ def _checked(spec: ModelSpec) -> ModelSpec:
                 "correct the path (relative paths start from the working folder).",
                 code="models.missing",
             )
+        if (says := unreachable(spec.model)) and "HF_HUB_OFFLINE" in says:
+            raise UnlearnError(f"model {spec.name!r}: {spec.model} {says}.", code="models.missing")
         return spec  # a name on the hub
     code, says = lacking(folder) or ("", "")
     if code == "adapter-as-base" and not spec.adapter:
@@ -261,6 +263,17 @@ def weights_digest(spec: ModelSpec) -> str:
     return total.hexdigest()
 
 
+def check_tokenizer(spec: ModelSpec) -> None:
+    """Refuse folders without a tokenizer: transformers makes one without a token of them."""
+    there = [file.name for place in spec.folders if place.is_dir() for file in place.iterdir()]
+    if there and not any(map(is_tokenizer, there)) and not spec.served:
+        raise UnlearnError(
+            f"model {spec.name!r}: no tokenizer in {spec.model}; copy the tokenizer files of the "
+            "base model there.",
+            code="models.no-tokenizer",
+        )
+
+
 def load_tokenizer(spec: ModelSpec) -> Any:
     """The model's tokenizer; the adapter's own where the base has none, or has fewer tokens."""
     from transformers import AutoTokenizer
@@ -271,6 +284,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
             "(`axolotl-unlearn eval` alone asks servers).",
             code="models.server",
         )
+    check_tokenizer(spec)
     load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
     try:
@@ -312,7 +326,8 @@ def load_model(
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)}).",
+            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)}); copy or "
+            "make it again.",
             code="models.cannot-load",
         ) from error
     finally:

@@ -110,3 +110,6 @@ def test_missing_evaluation_is_named(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results))
     with fails("eval.no-folder"):
         compare("a/b/c", "d/e/f", out_dir=tmp_path)
+    with fails("eval.no-model") as caught:
+        compare("a", "mine", out_dir=tmp_path)
+    assert "'mine'; it holds a." in str(caught.value)

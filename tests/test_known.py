@@ -40,7 +40,8 @@ def home(tmp_path_factory) -> Path:
     read = read_items(home / "read.jsonl")
     rows = [{"input": item.prompt, "output": item.rest.strip()} for item in read]
     eval_model.train_model(home / "model", rows, steps=150)
-    shutil.copyfile(eval_model.ROOT / "LICENSE", home / "no.gguf")
+    shutil.copyfile(eval_model.ROOT / "LICENSE", home / "text.gguf")
+    (home / "no.gguf").write_bytes(b"GGUF" + (home / "text.gguf").read_bytes())
     return home
 
 
@@ -137,7 +138,9 @@ def test_a_gguf_file_is_run_by_llama_cpp(home, tmp_path):
 @pytest.mark.parametrize("code, words", [
     ("audit.missing-input", ["nowhere.jsonl", "nowhere", "gone.jsonl"]),
     ("audit.missing-input", ["documents.jsonl", "gone.gguf", None]),
+    ("audit.missing-input", ["documents.jsonl", "text.gguf", None]),
     ("audit.bad-gguf", ["documents.jsonl", "no.gguf", None]),
+    ("audit.held-out-overlaps", ["documents.jsonl", "model", "read.jsonl"]),
 ])  # fmt: skip
 def test_faults(home, monkeypatch, code, words):
     """All that is missing stands in one sentence, within five seconds."""

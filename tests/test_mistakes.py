@@ -33,6 +33,15 @@ def world(tmp_path_factory):
     shutil.copytree(folder / "model", folder / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "bare" / name).unlink()
+    for name in ("empty", "cut"):
+        shutil.copytree(folder / "model", folder / name)
+    (folder / "empty/model.safetensors").unlink()
+    with (folder / "cut/model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    (folder / "asked").mkdir()
+    for side in ROWS:
+        row = {"question": f"{side}?", "answer": side}
+        (folder / f"asked/{side}.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "lora").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / "lora" / name).write_text("{}")
@@ -88,6 +97,14 @@ CONFIGS = {
     "a model that is not there": (config(base_model="./nowhere"), "check the path"),
     "a model of the hub, offline": (config(base_model="some/model"), "or download it"),
     "a model without a tokenizer": (config(base_model="bare"), "copy the tokenizer files"),
+    "a model without weights": (config(base_model="empty"), "`reinit_weights: true`"),
+    "a field that no row has": (
+        config(
+            datasets=forget_of("asked/forget.jsonl"),
+            **{"unlearn.data": {"fields": {"input": "qestion", "output": "answer"}}},
+        ),
+        "field 'qestion' (there are answer, question)",
+    ),
     "an adapter as the model": (config(base_model="lora"), "axolotl merge-lora"),
     "a chat template that is not there": (
         config(**{"unlearn.data": {"chat_template": True}}), "set `chat_template:`",
@@ -209,6 +226,13 @@ COMMANDS = {
     "check .": "is a folder; name the config in it",
     "init --base-model model --forget no.jsonl --retain no2.jsonl": "no.jsonl and no2.jsonl",
     "eval nowhere ./gone": "./gone does not exist",
+    "eval some/model": "or download it",
+    "eval model --data asked": "`--min-members 0`",
+    "eval model --data asked --min-members 0 --device xpu": "give `--device",
+    "attack prompt model --data asked --device xpu": "give `--device",
+    "audit forget.jsonl --model bare": "copy the tokenizer files",
+    "audit forget.jsonl --model cut": "copy or make it again",
+    "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
     "eval ./nowhere ./gone": "./nowhere does not exist",
 }
 

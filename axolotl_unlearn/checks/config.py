@@ -500,6 +500,8 @@ def untrainable(cfg: dict) -> str | None:
             what = None
         elif code == "adapter-as-base":
             what += ", and the adapter as `lora_model_dir`"
+        elif code == "no-weights":
+            what += ", or set `reinit_weights: true` to begin with random ones"
         elif not code and not cfg.get("tokenizer_config"):
             if not any(is_tokenizer(file.name) for file in folder.iterdir()):
                 what = "has no tokenizer; copy the tokenizer files there, or set `tokenizer_config`"

@@ -136,7 +136,8 @@ def records_from_rows(
             f"{source} has no rows; it needs at least one record.", code="data.no-rows"
         )
     present = {key for _, row in rows for key in row}
-    require_named(fields, "document", present, source)
+    for name in ("document", "input", "output"):
+        require_named(fields, name, present, source)
     optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
     places: dict[str, str] = {}
     for number, (place, row) in enumerate(rows):

@@ -42,8 +42,14 @@ def compare(
 
     results = load_results(Path(out_dir, "results.json"))
     settings = Settings.read(results.more["settings"])
-    sets = settings.load_sets(data_dir or results.data_dir)
     known = {model.name: model for model in results.models}
+    for name in (first, second):
+        if name not in known and not set(name) & set("/=+") and not Path(name).exists():
+            raise UnlearnError(
+                f"{out_dir} holds no model {name!r}; it holds {', '.join(known)}.",
+                code="eval.no-model",
+            )
+    sets = settings.load_sets(data_dir or results.data_dir)
     cache = Cache(Path(settings.store or Path(out_dir) / "cache"))
     names, scores = [], []
     for model in (first, second):

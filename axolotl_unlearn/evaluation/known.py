@@ -39,7 +39,7 @@ from axolotl_unlearn.metrics.membership import (
     told_documents,
 )
 from axolotl_unlearn.metrics.words import contains_answer, words
-from axolotl_unlearn.models import SERVERS, ModelSpec, parse_models
+from axolotl_unlearn.models import SERVERS, ModelSpec, check_tokenizer, parse_models
 
 #: Worst first.
 READINGS = ("recited", "said", "recognised", "nothing found", "not measured")
@@ -123,6 +123,11 @@ def read_items(path: Path) -> list[Item]:
     return items
 
 
+def _begins(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
 def check_inputs(documents: Path, model: str, heldout: Path | None) -> ModelSpec | Path:
     """All that is missing, in one sentence, before any library is loaded.
 
@@ -138,10 +143,13 @@ def check_inputs(documents: Path, model: str, heldout: Path | None) -> ModelSpec
     if not model.endswith(".gguf") or model.startswith(SERVERS):
         try:
             (found,) = parse_models([model])
+            check_tokenizer(found)
         except UnlearnError as error:
             faults.append(f"--model: {str(error).rstrip('.')}")
     elif not found.is_file():
         faults.append(f"--model: {model} is no file")
+    elif not _begins(found, b"GGUF"):
+        faults.append(f"--model: {model} does not begin as a GGUF file; download it again")
     elif importlib.util.find_spec("xllamacpp") is None:
         faults.append(
             "--model: a GGUF file is run by xllamacpp, which is not installed (`pip install "
@@ -207,6 +215,13 @@ def audit_documents(
     found = check_inputs(documents, model, heldout)
     items = read_items(documents)
     held = [] if heldout is None else read_items(heldout)
+    asked_about = {(one.prompt + one.rest).strip() for one in items}
+    if same := sum((one.prompt + one.rest).strip() in asked_about for one in held):
+        raise UnlearnError(
+            f"{same} of {len(held)} texts of --held-out {heldout} stand in {documents} too; remove "
+            "them: held-out texts are those that no model saw.",
+            code="audit.held-out-overlaps",
+        )
     with ExitStack() as running:
         if isinstance(found, Path):
             room = max(len(i.text.encode()) for i in (*items, *held)) + max_new_tokens + 64

@@ -22,7 +22,7 @@ class Settings:
         join: Between input and output.
         device_map: "auto" for a model that does not fit one device: spread over all there are.
         min_members: Refuse fewer members or non-members; 0 measures no membership.
-        limit: Only the first rows of each part, interleaved over the cells (to try out).
+        limit: Only so many rows, interleaved over the cells, documents, questions (to try out).
         original: The model before unlearning, for gate and collapse check; default: the model
             called "original", else "memorised".
         store: Folder of measurements by content; default: ``cache`` in that of the results.
@@ -55,7 +55,7 @@ class Settings:
             device: That of this process, of several.
         """
         # Of several processes each has its own number, which is nothing of the evaluation.
-        device = self.device or device_name(device).split(":")[0]
+        device = device_name(self.device) if self.device else device_name(device).split(":")[0]
         dtype = self.dtype or ("float32" if device == "cpu" else "auto")
         return replace(self, device=device, dtype=dtype)
 

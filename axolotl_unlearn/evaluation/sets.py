@@ -97,7 +97,7 @@ class EvaluationSets:
         kept = {s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")}
         for side in ("member", "nonmember"):
             kept[side] = [(name, text) for its, name, text in documents if its == side]
-        note = f"limited to {limit} rows of each part: scores are rough"
+        note = f"limited to {limit} rows, documents and questions in all: scores are rough"
         return replace(self, **kept, utility=self.utility[:limit], notes=[*self.notes, note])
 
     @functools.cached_property
@@ -253,6 +253,7 @@ def need_file(folder: Path, name: str) -> Path:
         "member": "documents that the model memorised (id, document)",
         "nonmember": "documents it has never seen (id, document)",
     }.get(name, "records with id, input, output, task")
+    needed += "; or measure no membership: `--min-members 0`" * ("member" in name)
     raise UnlearnError(
         f"{folder} has no {name}.jsonl (.json, .parquet): {needed}.", code="eval.no-file"
     )

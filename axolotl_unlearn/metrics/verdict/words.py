@@ -54,7 +54,7 @@ WORDS = {
         "learned": "the learned attack was not run",
         "against": "the learned attack was not run against the retrained model",
         "texts": "{name} was evaluated on other texts or rows, or in another order",
-        "limited": "only the first {n} rows of each part were evaluated",
+        "limited": "only {n} rows, documents and questions were evaluated",
         "code": "{one} and {other} were measured by other code",
         "weak": "the original itself is within {limit:.1f} of what is asked, so nothing is shown",
         "unfit": "the retrained model itself fails ({names})",
