@@ -150,8 +150,10 @@ def test_rows_and_texts_are_read_whole(home, results):
     ("cuda:1", None, "cuda:1", "auto"), (None, "cuda:3", "cuda", "auto"),
     ("cpu", None, "cpu", "float32"),
 ])  # fmt: skip
-def test_a_device_that_is_named_is_taken(given, own, taken, dtype):
+def test_a_device_that_is_named_is_taken(monkeypatch, given, own, taken, dtype):
     """`--device cuda:1` measured on cuda:0 in silence; the store knows kinds of devices alone."""
+    there = torch.device((own or taken).partition(":")[0])
+    monkeypatch.setattr("axolotl_unlearn.device.accelerator", lambda: there)
     placed = Settings(device=given).placed(own)
     assert (placed.device, placed.dtype) == (taken, dtype)
     assert placed.key == Settings(device=taken.partition(":")[0]).placed(None).key
