@@ -218,5 +218,6 @@ def make_many(count: int) -> dict[str, Any]:
             for key, value in scores.items():
                 if isinstance(value, float) and key != "mia_auc":
                     scores[key] = float(np.clip(value + rng.uniform(-0.15, 0.15), 0, 1))
+        model["utility"] = round(model["utility"] * 400) / 400  # of so many questions
         models.append(model)
     return results | {"models": models}
