@@ -206,7 +206,7 @@ def test_a_phrase_of_the_kind_is_no_name():
     wanted = Wanted(where=[("id", "ada-quill")])
     assert "Social Security" in names_of(sources(rows), wanted)
     found = offer(sources(rows), sources(others), wanted)
-    assert not found.mentions and found.frequent == {"Social Security": 40}  # and it is said
+    assert not found.mentions and found.frequent == {"'Social Security'": 40}  # and it is said
     asked = Wanted(contains=["Social Security"])
     assert len(offer(sources(rows), sources(others), asked).mentions["Social Security"]) == 40
 
@@ -349,6 +349,8 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
     bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "r" / "ada-quill"),
                                        "--person", "Ada Quill"])  # fmt: skip
     assert bad.exit_code == 2 and "take a number" in bad.output
+    bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "n"), "--person", "Zoe Nobody"])
+    assert bad.exit_code == 2 and "its spelling, or look with --contains" in bad.output
 
 
 def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811
@@ -358,5 +360,5 @@ def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F
         assert run(unlearn, [*words, str(folder), "--where", chosen]).exit_code == 0
         done = run(unlearn, ["request", "plan", str(folder), "--json"])
         assert json.loads(done.stdout)["heldout_needed"] == needed, "rows and 22 that judge"
-        said = "22 held-out rows that judge match is not shown: it takes 199"
+        said = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
         assert (said in done.stderr) == bool(needed)

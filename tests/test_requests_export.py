@@ -103,6 +103,7 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
     for exact in (None, "the weights are those of a training without the rows"):
         predicate["way"] = {"because": exact}
         written = reply(statement, handled)
+        assert "We did so on 2026-10-01 (due by 2026-10-01)." in written
         assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
         assert ("none of our tests" in written) is (exact is None)
         assert ("training the model without them" in written) is (exact is not None)
@@ -359,6 +360,7 @@ def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
     words += ["--received", "2026-11-20", "--key", str(private), "--json"]
     done = CliRunner().invoke(unlearn, words)
     assert json.loads(done.stdout)["to"] == "Ms Example", done.output
+    assert "has not been erased, and the reply says so: `request erase` first" in done.output
 
     def verified(*more) -> tuple[int, dict]:
         done = CliRunner().invoke(unlearn, ["request", "verify", str(out), *more, "--json"])

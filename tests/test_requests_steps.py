@@ -52,7 +52,8 @@ def test_a_step_is_kept_as_long_as_nothing_it_depends_on_changes(tmp_path):
     given.write_text("2")  # the first's input, and so the second's
     with fails("test.stopped"):
         run(tmp_path, lambda one: rows(one, stops=True))
-    run(tmp_path, rows)  # what failed is no result
+    said = run(tmp_path, rows)  # what failed is no result
+    assert said.replace("\n", " ").count("started again from its beginning") == 1
     assert done[3:] == ["first", "second", "second"]
     given.unlink()
 

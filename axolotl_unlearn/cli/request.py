@@ -38,6 +38,8 @@ class _Resumed(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             goes = "begins again" if ctx.invoked_subcommand == "new" else "goes on where it stopped"
+            if ctx.invoked_subcommand == "run":
+                goes += ": what is done is kept, a training that was stopped begins again"
             answer(error=(says := f"stopped; the same command {goes}."))
             click.echo(f"\n{says}", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
@@ -188,7 +190,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     for field, count in offered.fields.items():
         yield f"{counted(count, 'retained row')} with {field}: another field, or zeros in front."
     for name, count in offered.frequent.items():
-        yield f"{count} {kept} say {name!r}, too many to be offered (--contains takes them)."
+        yield f"{count} {kept} say {name}, too many to be offered (--contains takes them)."
     if offered.reasons:
         yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
     for other in made.other_ledgers:
@@ -211,6 +213,7 @@ def plan(folder: Path, limit_minutes: float | None):
     few_logs()
     from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.drops import needed
+    from axolotl_unlearn.requests.new import LEAST_HELDOUT
     from axolotl_unlearn.requests.request import Request, counted
     from axolotl_unlearn.requests.ways import plan as ways
 
@@ -222,7 +225,9 @@ def plan(folder: Path, limit_minutes: float | None):
     documents = len(read_json_lines(member)) if member.is_file() else 1
     if few := needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
-        said.append(f"{'':8}  with {held} match is not shown: it takes {few} (`new --heldout`)")
+        whole = max(LEAST_HELDOUT, 2 * few)  # half of them set the level
+        says = f"with {held} match is not shown: it takes {few}, of {whole} (`new --heldout`)"
+        said.append(f"{'':8}  {says}")
     facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
     return Answer(facts, [*said, f"auto      {taken}"])
 
@@ -423,12 +428,16 @@ def export(folder: Path, out: Path, **given: Any):
     value from a file. Without `--key` whoever receives it cannot tell who wrote it.
     """
     from axolotl_unlearn.requests.export import export
+    from axolotl_unlearn.requests.record import read
+    from axolotl_unlearn.requests.request import home
 
     made = export(folder, out, **given)
     days = ", ".join(f"{day} {made[day]}" for day in ("received", "due", "done"))
     late = ", late" if made["late"] else ""
     said = f"{out}: {days}{late}. Read REPLY.txt in it before you send it."
-    return Answer({"file": out, **made}, [said])
+    first = "The model before has not been erased, and the reply says so: `request erase` first."
+    warned = [] if read(home(folder))["predicate"].get("erased") else [first]
+    return Answer({"file": out, **made}, [said, *warned])
 
 
 @command.command("verify")

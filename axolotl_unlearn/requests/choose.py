@@ -171,7 +171,7 @@ def _named_by(
     if corpus is None:
         corpus = _corpus(rows if wanted.people else ())
     for name in wanted.people:
-        hits, nothing = corpus.find(name), f"--person: {none} has this name."
+        hits, nothing = corpus.find(name), f"--person: {none} has this name; {_CURE}."
         if hits:
             ways = ", ".join(sorted({hit.how for hit in hits.values()}))
             nothing = (
@@ -185,6 +185,10 @@ def _named_by(
         except re.error as error:
             says = f"--matches: no regular expression ({error}); correct it."
             raise UnlearnError(says, code="choose.no-pattern") from None
+
+
+#: Of a name that is not found.
+_CURE = "check its spelling, or look with --contains (a part of it) or --matches"
 
 
 def values_at(value: Any, way: Sequence[str]) -> list[str]:
@@ -211,13 +215,13 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
         weak = {row: hits[row] for row in hits if hits[row].how in WEAK}
         sure = {row: hits[row] for row in hits if row not in weak}
         if normal_form(name) not in asked and len(sure) > most:
-            offered.frequent[name] = len(sure)
+            offered.frequent[repr(name)] = len(sure)
             continue
         if sure:
             offered.mentions[name] = [*sure]
         if name in wanted.people and weak:
             if len(weak) > most:
-                offered.frequent[f"{name} (its last name, or small letters)"] = len(weak)
+                offered.frequent[f"{name!r} (its last name, or small letters)"] = len(weak)
             else:
                 offered.hints[name], sure = [*weak], hits
         for row, hit in sure.items():

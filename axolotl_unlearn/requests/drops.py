@@ -90,7 +90,7 @@ class Drops:
             yield (
                 f"the loss of the rows rose no more than that of held-out ones (p {self.p:.2g}, "
                 f"{UNCHANGED} is asked for), as in a model that forgot nothing"
-                + (f"; to show more it takes {few} held-out rows" if few else "")
+                + (f"; to show more it takes {few} held-out rows that judge" if few else "")
             )
         if kept := sum(self.rows.get(d, 0.0) > ROW for d in self.found):
             yield f"{kept} of {len(self.found)} rows that were found before show no drop of theirs"

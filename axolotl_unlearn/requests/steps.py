@@ -99,7 +99,8 @@ class Steps:
             yield False
             return
         stamps.put(name, {"key": None})
-        self._say("started")
+        again = " again from its beginning; an earlier start was stopped in it"
+        self._say("started" + again * bool(stamp and not stamp["key"]))
         began = time.monotonic()
         yield True
         seconds = round(time.monotonic() - began, 1)

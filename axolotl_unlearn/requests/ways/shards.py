@@ -315,7 +315,7 @@ def find(request: Request) -> Path:
         if (one / FACTS).is_file() and load(one)["model"] == weights(before):
             return Path(os.path.normpath(one))
     raise UnlearnError(
-        f"{before} is no model of shards, or they have another one now; train them with "
+        f"{before} was not made of shards, or its shards were trained again since; train them with "
         "`axolotl-unlearn shards train` and name the model with `request new --model`.",
         code="shards.none",
     )
