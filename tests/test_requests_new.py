@@ -328,7 +328,7 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     path = tmp_path / "split.yml"
     path.write_text(yaml.safe_dump(settings | {"sample_packing": False}))
     first = trained_rows(path)
-    assert any("are gone" in limit for limit in first.limits)
+    assert any("are not there" in limit for limit in first.limits)
     split = load_datasets(cfg=load_cfg(str(path)))  # as `axolotl train` does
     found = trained_rows(path)
     assert len(found.heldout) == 8 and len(found.rows) == len(TRAIN) - 8 and not found.limits
@@ -596,7 +596,9 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
     if "plugins" in changes:  # as the run of the config leaves its rows
         prepare(home, changes)
     request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
-    assert ("plugins" in changes) != any("are gone" in limit for limit in request.facts["limits"])
+    assert ("plugins" in changes) != any(
+        "are not there" in limit for limit in request.facts["limits"]
+    )
     teacher = yaml.safe_load(request.path("teacher.yml").read_text())
     assert teacher.get("unlearn") == changes.get("unlearn")
     (row,) = encoded(request.folder, "forget", byte_tokenizer())

@@ -207,7 +207,9 @@ def trained_rows(path: Path) -> Trained:
         known = {one.id for one in rows}
         held = once(every[number] for number in keys if not learned[number])
         heldout = [one for one in held if one.id not in known]
-    limits = [] if kept else [f"{UNCHECKED}: its prepared rows are gone"]
+    limits = (
+        [] if kept else [f"{UNCHECKED}: rows that it prepared with these versions are not there"]
+    )
     return Trained(rows, heldout, learned, types, limits)
 
 
