@@ -205,7 +205,8 @@ def _checked(spec: ModelSpec) -> ModelSpec:
                 "correct the path (relative paths start from the working folder).",
                 code="models.missing",
             )
-        if (says := unreachable(spec.model)) and "HF_HUB_OFFLINE" in says:
+        says = None if spec.adapter else unreachable(spec.model)
+        if says and "HF_HUB_OFFLINE" in says:
             raise UnlearnError(f"model {spec.name!r}: {spec.model} {says}.", code="models.missing")
         return spec  # a name on the hub
     code, says = lacking(folder) or ("", "")
