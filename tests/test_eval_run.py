@@ -640,3 +640,12 @@ def test_intervals_of_membership_go_by_author():
     with fails("eval.not-finite") as fault:
         figures(1)
     assert "entropy" in str(fault.value)
+
+
+def test_a_dtype_that_torch_lacks():
+    from axolotl_unlearn.evaluation.measure import torch_dtype
+
+    assert torch_dtype("bfloat16") is torch.bfloat16
+    for name in ("fp16", "nn", ""):
+        with fails("eval.dtype"):
+            torch_dtype(name)

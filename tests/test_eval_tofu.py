@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import eval_model
 import numpy as np
@@ -55,6 +56,16 @@ def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():
     p, log10 = tofu.forget_quality(ours, theirs)
     assert p == pytest.approx(tofu.forget_quality(1 / ours, 1 / theirs)[0])
     assert 10**log10 == pytest.approx(p) and p == ks_2samp(ours, theirs).pvalue
+
+
+@pytest.mark.parametrize("content", [None, "no json", "{}", "[1]"])
+def test_a_file_without_truth_ratios(tmp_path, content):
+    path = tmp_path / "retrained.json"
+    if content is not None:
+        path.write_text(content)
+    task = SimpleNamespace(options={"retrained": str(path)})
+    with fails("tasks.no-truth-ratios"):
+        tofu.Tofu._forget_quality(task, [(0, 0.5)], 0)
 
 
 # ---------------------------------------------------------------- the task
