@@ -37,7 +37,7 @@ from research.worlds.chats import make_chats
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
-REQUESTS, MOST = 20, 3
+REQUESTS, MOST = 40, 3
 
 
 def fork_commands() -> None:
