@@ -373,6 +373,16 @@ def test_settings_of_axolotl(settings, says):
     assert len(found) == (says is not None) and (says is None or says in found[0]), found
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_an_adapter_whose_config_cannot_be_read(tmp_path, content):
+    """It was called ready, or ended in a traceback."""
+    if content:
+        (tmp_path / "adapter_config.json").write_text(content)
+    given = plain() | LORA | {"base_model": "gpt2", "lora_model_dir": str(tmp_path)}
+    assert any("adapter_config.json that can be read" in fault for fault in config_faults(given))
+    setting_notes(given)
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "says"),
     [

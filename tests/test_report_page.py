@@ -121,7 +121,7 @@ def test_the_audit_list_is_made_of_the_results(tmp_path):
     original, retrained = (entry(role=role, name=role) for role in ("original", "retrained"))
     known = put_back(entry(name="known"), original, 2, np.random.default_rng(0))
     made = verdict_results(original, retrained, known, entry(name="other"))
-    worst = audits(load_results(made))[0]
+    worst = audits(load_results(made).models)["known"][0]
     row = {"id": worst["rows"][0]["id"], "prompt": "asked", "expected": "a", "generated": "spoken"}
     lines = [
         {"model": "known", "document": worst["document"], "reading": "not told", "rows": [row]},

@@ -297,10 +297,9 @@ _OF_ADAPTER = {
 
 def _kept(cfg: dict) -> list[str]:
     """Options of an adapter beside one that is gone on from, which keeps its own."""
-    file = Path(str(cfg.get("lora_model_dir"))) / ADAPTER_CONFIG
-    if not cfg.get("adapter") or not os.path.isfile(file):
+    own = _adapter_config(cfg)
+    if not cfg.get("adapter") or own is None:
         return []
-    own = json.loads(file.read_text("utf-8"))
     both = {key: (cfg[key], own.get(name)) for key, name in _OF_ADAPTER.items() if key in cfg}
     plain = lambda value: sorted(value) if isinstance(value, list) else value or None  # noqa: E731
     return [
@@ -309,6 +308,15 @@ def _kept(cfg: dict) -> list[str]:
         for key, (given, kept) in both.items()
         if plain(given) != plain(kept)
     ]
+
+
+def _adapter_config(cfg: dict) -> dict | None:
+    """Of the adapter that is gone on from; None where it cannot be read."""
+    try:
+        own = json.loads((Path(str(cfg.get("lora_model_dir"))) / ADAPTER_CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return own if isinstance(own, dict) else None
 
 
 def _every(cfg: dict, what: str) -> float:
@@ -484,6 +492,11 @@ def _model_faults(cfg: dict) -> list[str]:
             maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
             cure = f"run `{maker}` first" if maker else "check the path, relative to where you are"
             faults.append(f"`{key}: {path}` does not exist; {cure}.")
+        elif key == "lora_model_dir" and _adapter_config(cfg) is None:
+            faults.append(
+                f"`{key}: {path}` has no {ADAPTER_CONFIG} that can be read; name the folder of an "
+                "adapter, or save it again."
+            )
     return faults
 
 

@@ -80,6 +80,7 @@ def objective_faults(cfg: dict) -> list[str]:
     """What objectives of the user's own return of made-up scores."""
     import torch
 
+    from axolotl_unlearn.engine.needs import called
     from axolotl_unlearn.objectives import LabelScores
 
     faults = []
@@ -92,7 +93,7 @@ def objective_faults(cfg: dict) -> list[str]:
         given = {"labels": (scores,), "pairs": (scores, scores), "hidden": (logp, scores.ref_logp)}
         given["distributions"] = (logp, scores.ref_logp, torch.tensor([0, 1]))
         try:
-            own.called(*given[own.sees], **entry.parameters)
+            called(own, *given[own.sees], **entry.parameters)
         except UnlearnError as error:
             faults.append(str(error))
         except Exception as error:  # of code of the user's

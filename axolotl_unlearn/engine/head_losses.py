@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.columns import IGNORE
-from axolotl_unlearn.engine.needs import HEAD, ForwardResult, Head, HeadLoss
+from axolotl_unlearn.engine.needs import HEAD, ForwardResult, Head, HeadLoss, called
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
     values = [
         valuation.slope * label_logp
         if valuation.slope is not None
-        else valuation.objective.called(
+        else called(
+            valuation.objective,
             logp,
             None if reference is None else reference.float().log_softmax(-1),
             group.next_ids,
@@ -422,7 +423,7 @@ def _value_and_gradient(
         )
     with torch.set_grad_enabled(with_gradient):
         leaf = logp.detach().requires_grad_(with_gradient)
-        value = objective.called(leaf, ref_logp, target, **parameters)
+        value = called(objective, leaf, ref_logp, target, **parameters)
         if not with_gradient:
             return value, None
         (by_logp,) = torch.autograd.grad(value.sum(), leaf)

@@ -19,13 +19,37 @@ from torch import Tensor
 
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.engine.batch import Batch, to_device
-from axolotl_unlearn.objectives import Objective
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.objectives import Objective, Terms
 
 #: Hidden states to logits, ``[p, D] -> [p, V]``.
 Head = Callable[[Tensor], Tensor]
 #: Where hidden states are taken: the number of a decoder layer, or what goes into the LM head.
 Layer = int | None
 HEAD: Layer = None
+
+
+def called(objective: Objective, *given: Any, **parameters: Any) -> Any:
+    """What the function of an objective says of its arguments.
+
+    Raises:
+        UnlearnError: It is not one value a unit, or no `Terms` where they are due.
+    """
+    made = objective.function(*given, **parameters)
+    bare = objective.sees in ("distributions", "hidden")
+    dimensions = 1 if bare else {"batch": 0, "row": 1, "token": 2}[objective.unit(parameters)]
+    shape = list(getattr(given[0], "logp", given[0]).shape[:dimensions])
+    values = made if bare else getattr(made, "values", None)
+    if isinstance(made, Terms) != bare and list(getattr(values, "shape", ())) == shape:
+        return made
+    what = f" of shape {list(made.shape)}" if hasattr(made, "shape") else ""
+    what = what or (f" of values {list(values.shape)}" if hasattr(values, "shape") else "")
+    raise UnlearnError(
+        f"objective {objective.name}: its function returned {type(made).__name__}{what}; return "
+        f"{'a tensor' if bare else '`Terms(values)` with values'} of shape {shape}, as in "
+        "docs/add-objective.md.",
+        code="objectives.result",
+    )
 
 
 def targets(batch: Mapping[str, Tensor]) -> NDArray:

@@ -28,6 +28,7 @@ from axolotl_unlearn.engine.needs import (
     HeadLoss,
     Layer,
     States,
+    called,
     label_positions,
 )
 from axolotl_unlearn.metrics.learned import token_features
@@ -164,7 +165,7 @@ class Labels(View):
         if not seen.any():
             return Terms(policy.zero)
         scores = self.scores_of(policy, reference, seen)
-        terms = self.entry.objective.called(scores, **self.entry.args.parameters)
+        terms = called(self.entry.objective, scores, **self.entry.args.parameters)
         if self.weight is None:
             return terms
         rows = to_device(seen.nonzero()[0], self.device)
@@ -228,7 +229,7 @@ class Hidden(View):
         reference_states = None if reference is None else self._own(reference.states[self.layer])
         states = self._own(seen)
         return Terms(
-            self.entry.objective.called(states, reference_states, **self.entry.args.parameters)
+            called(self.entry.objective, states, reference_states, **self.entry.args.parameters)
         )
 
     def _own(self, states: States) -> Tensor:
@@ -254,7 +255,7 @@ class Pairs(Labels):
         if not sides[0].any():
             return Terms(policy.zero)
         both = (self.scores_of(policy, reference, rows) for rows in sides)
-        return self.entry.objective.called(*both, **self.entry.args.parameters)
+        return called(self.entry.objective, *both, **self.entry.args.parameters)
 
 
 class Features(Labels):
@@ -272,7 +273,7 @@ class Features(Labels):
         where = reference.pull(rows, features)
         if len(rows) == 0:
             return Terms(policy.zero)
-        return self.entry.objective.called(features, *where, **self.entry.args.parameters)
+        return called(self.entry.objective, features, *where, **self.entry.args.parameters)
 
     def features(self, policy: ForwardResult, rows: NDArray) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""

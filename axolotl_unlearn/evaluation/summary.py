@@ -16,7 +16,7 @@ from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.audit import audit, summary_of
+from axolotl_unlearn.metrics.audit import audits, summary_of
 from axolotl_unlearn.metrics.intervals import area_of, mean_of
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
@@ -372,15 +372,11 @@ def add_audits(
     records = {record.id: record for record in sets.forget}
     tasks = {record.document: record.task for record in sets.forget}
     models = [read(Model, result, result["name"]) for result in results]
-    by_role = {
-        role: next((model for model in models if model.part == role), None)
-        for role in ("original", "retrained")
-    }
-    lines = []
+    each, lines = audits(models), []
     for result, model in zip(results, models, strict=True):
-        if model.part != "candidate":
+        if model.name not in each:
             continue
-        documented = audit(model, **by_role)
+        documented = each[model.name]
         kinds = 2 if model.learned is not None else 1
         counts = summary_of(documented, len(sets.nonmember), kinds)
         result["audit"] = counts | {"file": AUDIT_FILE}

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.metrics.membership import told_documents
-from axolotl_unlearn.metrics.results import Model, Results, Row, Scores
+from axolotl_unlearn.metrics.results import Model, Row, Scores
 
 #: Share of false accusations among the documents that are told: half of the verdict's error, the
 #: other half is that of the attacks on all texts together.
@@ -144,15 +144,10 @@ def audit(
     return sorted(lines, key=_badness)
 
 
-def audits(results: Results) -> list[dict[str, Any]]:
-    """The lines of all candidates; ``model`` names whose they are."""
-    roles = results.role("original"), results.role("retrained")
-    return [
-        {"model": model.name, **line}
-        for model in results.models
-        if model.part == "candidate"
-        for line in audit(model, *roles)
-    ]
+def audits(models: Sequence[Model]) -> dict[str, list[dict[str, Any]]]:
+    """`audit` of each candidate beside the original and the retrained one, by its name."""
+    roles = [next((m for m in models if m.part == p), None) for p in ("original", "retrained")]
+    return {model.name: audit(model, *roles) for model in models if model.part == "candidate"}
 
 
 def unlikely(texts: Iterable[Row]) -> float:

@@ -18,8 +18,6 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from axolotl_unlearn.errors import UnlearnError
-
 if TYPE_CHECKING:
     from torch import Tensor
 else:
@@ -142,28 +140,6 @@ class Objective:
         # Evaluated annotations: the modules postpone them.
         all_ = inspect.signature(self.function, eval_str=True).parameters
         return {key: one for key, one in all_.items() if one.kind is one.KEYWORD_ONLY}
-
-    def called(self, *given: Any, **parameters: Any) -> Any:
-        """What the function says of its arguments.
-
-        Raises:
-            UnlearnError: It is not one value a unit, or no `Terms` where they are due.
-        """
-        made = self.function(*given, **parameters)
-        bare = self.sees in ("distributions", "hidden")
-        dimensions = 1 if bare else {"batch": 0, "row": 1, "token": 2}[self.unit(parameters)]
-        shape = list(getattr(given[0], "logp", given[0]).shape[:dimensions])
-        values = made if bare else getattr(made, "values", None)
-        if isinstance(made, Terms) != bare and list(getattr(values, "shape", ())) == shape:
-            return made
-        what = f" of shape {list(made.shape)}" if hasattr(made, "shape") else ""
-        what = what or (f" of values {list(values.shape)}" if hasattr(values, "shape") else "")
-        raise UnlearnError(
-            f"objective {self.name}: its function returned {type(made).__name__}{what}; return "
-            f"{'a tensor' if bare else '`Terms(values)` with values'} of shape {shape}, as in "
-            "docs/add-objective.md.",
-            code="objectives.result",
-        )
 
     @property
     def against_heldout(self) -> bool:

@@ -27,7 +27,8 @@ def find_inputs(
     from axolotl_unlearn.attacks.results import sentence
 
     home, results = folder_of(folder), load_results(results)
-    extras: dict[str, Any] = {"audit": _with_texts(audits(results), home / "audit.jsonl")}
+    lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
+    extras: dict[str, Any] = {"audit": _with_texts(lines, home / "audit.jsonl")}
     place = Path(attacks or (home / "eval" if "job" in results.more else home))
     if attacked := attack_results(place):
         extras["attack_results"] = attacked

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -97,7 +98,8 @@ class View:
         count = len(self.models)
         facts = [f"{count} model{'s' if count > 1 else ''}"]
         facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
-        return " · ".join([*facts, self.results.created[:16].replace("T", " ")]).removesuffix(" · ")
+        made = re.sub(r"T(\d\d:\d\d):\d\d\+00:00$", r" \1 UTC", self.results.created)
+        return " · ".join([*facts, *[made] * bool(made)])
 
     def few(self, how: str) -> str:
         """Says that not every model has a curve or a name."""
