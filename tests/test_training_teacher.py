@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from fault_codes import fails
 
 from axolotl_unlearn.checks.config import level_notes
 from axolotl_unlearn.config import parse_unlearn
@@ -141,6 +142,10 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         for weight in original.parameters():
             weight += 0.01 * torch.randn_like(weight)
     original.save_pretrained(tmp_path / "original")
+    with fails("models.no-tokenizer"):  # said before a training, not after it
+        CliRunner().invoke(command, words, catch_exceptions=False)
+    assert not out.exists()
+    AutoTokenizer.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "original")
     result = CliRunner().invoke(command, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     said = yaml.safe_load(result.output.split("forgets:\n", 1)[1])

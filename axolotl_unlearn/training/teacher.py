@@ -219,14 +219,19 @@ def original_of(config_path: Path) -> Path:
     """The folder of the model, or adapter, that a config has made.
 
     Raises:
-        UnlearnError: There is none.
+        UnlearnError: There is none, or it has no tokenizer.
     """
-    folder = Path(str(read_config(config_path).get("output_dir") or "model-out"))
+    from axolotl_unlearn.models import check_tokenizer, parse_models
+
+    config = read_config(config_path)
+    folder = Path(str(config.get("output_dir") or "model-out"))
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise UnlearnError(
             f"`output_dir: {folder}` of {config_path} has no model, and `--start` is half of it: "
             f"run `axolotl train {config_path}` first, or leave out --start."
         )
+    base = f"{config['base_model']}+" if config.get("adapter") else ""
+    check_tokenizer(parse_models([f"original={base}{folder}"])[0])
     return folder
 
 
