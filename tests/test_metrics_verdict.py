@@ -23,6 +23,7 @@ from verdict_fixture import results as results_of
 from axolotl_unlearn.attacks.results import sentence
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import verdict
+from axolotl_unlearn.metrics.audit import audit
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import (
     CRITERIA,
@@ -866,3 +867,48 @@ def test_the_worked_example_of_the_page_is_as_it_appears(capsys):
     assert [x.rstrip() for x in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
     exec(code, {})
     assert capsys.readouterr().out == printed
+
+
+def _reading(spoil):
+    """The reading of the audit list that comes of a spoiled model."""
+    original, retrained, model = three()
+    spoil(original, retrained, model)
+    return audit(*(read(Model, one) for one in (model, original, retrained)))[0]["reading"]
+
+
+#: Word of docs/good.md -> what must hold.
+WORDS = {
+    "detectable": lambda: _reading(told) == "still known",
+    "told": lambda: {"documents", "membership"}
+    == {f.id for f in _spoiled(told).findings if f.outcome == "fail"},
+    "reproduced": lambda: _reading(SPOILS["recited, by strength"][0]) == "recited",
+    "recited": lambda: _reading(SPOILS["recited with gaps"][0]) == "recited",
+    "memorized": lambda: _reading(lambda o, r, m: knowing(m, o)) == "recited"
+    and _spoiled(lambda o, r, m: knowing(o, m)).outcome == "not shown",
+    "said": lambda: {
+        _reading(lambda o, r, m, c=c, v=v: rows(m, c, [v]))
+        for c, v in (("exact", True), ("contained", True), ("logp", math.log(0.51)))
+    } == {"still said"},
+    "preserved": lambda: decided(_spoiled(lambda o, r, m: sides(m, "retain", 0.3)))
+    == (OVER, "kept"),
+    "kept": lambda: _spoiled(lambda o, r, m: sides(m, "retain", 0.94)).good,
+    "good": lambda: {f.outcome for f in _spoiled(lambda *_: None).findings} == {"pass"},
+    "shown": lambda: _spoiled(lambda *_: None).outcome == "shown",
+    "refused": lambda: _spoiled(told).outcome == "refused",
+    "not shown": lambda: _spoiled(lambda o, r, m: m.pop("collapse")).outcome == "not shown",
+}  # fmt: skip
+
+
+def _spoiled(spoil):
+    original, retrained, model = three()
+    spoil(original, retrained, model)
+    return judge(model, original, retrained)
+
+
+def test_every_word_of_the_page_means_what_the_code_does():
+    """`exact` is a word of requests: tests/test_requests_ways.py."""
+    page = (Path(__file__).parents[1] / "docs/good.md").read_text().split("## Words")[1]
+    named = re.findall(r"^\| ([^|]+) \|", page, re.M)[1:]
+    said = [word.strip("* ") for cell in named for word in cell.split(",")]
+    assert said == [*WORDS, "exact"]
+    assert [word for word, holds in WORDS.items() if not holds()] == []

@@ -111,10 +111,7 @@ def _tail(weights: NDArray[np.int_], value: int) -> float:
     """P(sum of +-w >= value), each sign by a fair coin."""
     chances = np.ones(1)
     for weight in np.abs(weights):
-        wider = np.zeros(len(chances) + 2 * weight)
-        wider[: len(chances)] += chances / 2
-        wider[2 * weight :] += chances / 2
-        chances = wider
+        chances = (np.pad(chances, (0, 2 * weight)) + np.pad(chances, (2 * weight, 0))) / 2
     return float(min(1.0, chances[len(chances) // 2 + value :].sum()))
 
 
