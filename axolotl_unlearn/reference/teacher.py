@@ -80,9 +80,7 @@ class Teacher(Reference):
         super().release(model, keep_head)
         if keep_head:
             logits, device = final_logits(output_head(model), model), model.device
-            self._logits = lambda states: logits(
-                states.to(device)
-            )  # a spread policy's are elsewhere
+            self._logits = lambda states: logits(states.to(device))  # a spread policy's lie apart
 
 
 @contextmanager
