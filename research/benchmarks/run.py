@@ -32,37 +32,6 @@ PLANS = {
     "step_bf16_weights": ("answer", "bf16", ["ours", "finetune"]),
 }
 
-#: Issue 5: (name, which ratio, in what, at most).
-TARGETS = (
-    ("3x faster than ZJUKLAB's way", "ours / zjuklab", "time", 1 / 3),
-    ("2.5x faster than the framework's way", "ours / framework", "time", 1 / 2.5),
-    ("memory against ZJUKLAB's way", "ours / zjuklab", "memory", 0.55),
-    ("memory against the framework's way", "ours / framework", "memory", 0.55),
-    ("time against plain fine-tuning", "ours / finetune", "time", 1.25),
-    ("memory against plain fine-tuning", "ours / finetune", "memory", 1.10),
-    ("time without KL against plain fine-tuning", "ours_npo_nll / finetune", "time", 1.05),
-)
-
-
-def verdicts(ratios: dict) -> list[dict]:
-    """Each target with what was measured (processor time where it says time)."""
-    found = []
-    for name, ratio, what, limit in TARGETS:
-        if ratio in ratios:
-            key = "cpu_time" if what == "time" else what
-            value = ratios[ratio][key]
-            found.append(
-                {
-                    "target": name,
-                    "ratio": ratio,
-                    "at_most": round(limit, 3),
-                    "measured": value,
-                    "wall": ratios[ratio]["time"] if what == "time" else None,
-                    "met": value <= limit,
-                }
-            )
-    return found
-
 
 def as_markdown(results: dict) -> str:
     """The tables that docs/performance.md refers to."""
@@ -97,26 +66,6 @@ def as_markdown(results: dict) -> str:
         for ratio, row in table["ratios"].items():
             lines.append(f"| {ratio} | {row['time']} | {row['cpu_time']} | {row['memory']} |")
         lines.append("")
-    if "targets" in results:
-        lines += ["## Targets", "", "| target | at most | measured | met |", "|---|---|---|---|"]
-        for row in results["targets"]:
-            lines.append(
-                f"| {row['target']} ({row['ratio']}) | {row['at_most']} | {row['measured']} | "
-                f"{'yes' if row['met'] else '**no**'} |"
-            )
-        lines.append("")
-    if "memory" in results:
-        lines += ["## Tensors alive at once", "", "| way | peak MB | largest MB |", "|---|---|---|"]
-        for way, row in results["memory"]["parts"].items():
-            lines.append(f"| {way} | {row['peak_mb']} | {row['largest_mb']} |")
-        row = results["memory"]["vocabulary_150k_tokens_2048"]
-        lines += [
-            "",
-            f"Vocabulary 150 000, 2048 labelled tokens, KL on half of them: peak {row['peak_mb']} "
-            f"MB, largest tensor {row['largest_mb']} MB; the whole float32 logits, once, would be "
-            f"{row['whole_logits_mb']} MB.",
-            "",
-        ]
     return "\n".join(lines)
 
 
@@ -176,11 +125,7 @@ def main() -> None:
             precision=precision,
             threads=options.threads,
         )
-        results["targets"] = verdicts(results["step"]["ratios"])
         write(results, options.out)  # whatever comes later, this much is kept
-    if not options.quick:
-        arguments = ["--threads", str(options.threads)]
-        results["memory"] = step.run_apart("research.benchmarks.memory", arguments)
     results["minutes"] = round((time.monotonic() - start) / 60, 1)
     results["machine"]["load_after"] = [round(x, 2) for x in os.getloadavg()]
     write(results, options.out)

@@ -150,27 +150,6 @@ def test_replay_rows_are_facts_that_no_question_asks(tmp_path):
     assert not (tmp_path / "replay.jsonl").exists()
 
 
-def test_questions_on_held_out_relations_have_no_template_of_a_replay_row(tmp_path):
-    """All utility questions shared their templates with replay rows: utility measured replay."""
-    sizes = replace(SMALL, general=160, replay=80, held_out=2)
-    files = make_data(tmp_path, sizes=sizes)["files"]
-    assert files["general"]["rows"] == 160 and files["replay"]["rows"] == 80
-
-    def template(question):
-        return " ".join(question.split()[:4])
-
-    replayed = {template(row["input"]) for row in rows(tmp_path / "replay.jsonl")}
-    asked = {"held out": set(), "replayed": set()}
-    for item in rows(tmp_path / "general.jsonl"):
-        asked[item["group"]].add(template(item["question"]))
-    assert replayed == asked["replayed"] == {"What is the capital", "What is the chemical"}
-    assert asked["held out"] == {"What is the young", "What is the past"}
-    both = {row["input"] for row in rows(tmp_path / "replay.jsonl")}
-    assert not both & {item["question"] for item in rows(tmp_path / "general.jsonl")}
-    with pytest.raises(UnlearnError, match="held_out"):
-        make_data(tmp_path, sizes=replace(SMALL, held_out=4))
-
-
 def test_stream_reads_every_row_in_each_pass_and_batches_like_lengths(tmp_path):
     make_data(tmp_path, sizes=SMALL)
     stream = rows(tmp_path / "memorise.jsonl")
@@ -193,22 +172,6 @@ def test_stream_reads_every_row_in_each_pass_and_batches_like_lengths(tmp_path):
     batches = [lengths[i : i + BATCH] for i in range(0, len(lengths) - BATCH, BATCH)]
     padded = sum(max(batch) * len(batch) for batch in batches)
     assert padded < 1.35 * sum(map(sum, batches))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "names"),
-    [
-        (Sizes(background=100), ("background", "960")),
-        (Sizes(general=5000), ("general", "closed world")),
-        (Sizes(replay=250), ("replay", "closed world")),
-        (Sizes(background=30000), ("names of their own",)),
-        (Sizes(stories=0), ("stories",)),
-    ],
-)
-def test_impossible_sizes_are_named(tmp_path, sizes, names):
-    with pytest.raises(UnlearnError) as error:
-        make_data(tmp_path, sizes=sizes)
-    assert all(name in str(error.value) for name in names)
 
 
 def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobody_read(tmp_path):

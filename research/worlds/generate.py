@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
 from research.worlds import wordlists as words
 
@@ -49,8 +48,6 @@ class Sizes:
         general: Four-option questions of general knowledge (the utility of the demo).
         replay: Further facts of those kinds as retain rows of their own (`replay.jsonl`), as
             instructions of a general kind are in practice; no utility question asks them.
-        held_out: So many of the four relations (from the last: past tenses, young animals) of which
-            no fact is replayed; questions then say whether theirs is one ("group").
         background: Pool of fresh documents; each pass of memorisation reads
             `background_per_pass` others, so that the model learns the language of the
             documents and a non-member is unseen but not strange.
@@ -65,52 +62,10 @@ class Sizes:
     nonmembers: int = 160
     general: int = 60
     replay: int = 0
-    held_out: int = 0
     background: int = 3000
     passes: int = 24
     background_per_pass: int = 40
     pii_repeats: int = 2
-
-    def check(self) -> None:
-        """Raise `UnlearnError` for sizes that cannot be made."""
-        for name, value in asdict(self).items():
-            none = name in ("replay", "held_out") or name.startswith("background")
-            least = 4 if name == "general" else 0 if none else 2
-            if name in ("passes", "pii_repeats"):
-                least = 1
-            if value < least:
-                raise UnlearnError(f"Size `{name}` is {value}; give at least {least}.")
-        if self.held_out >= len(LARGE_WORLD):
-            raise UnlearnError(
-                f"Size `held_out` is {self.held_out}; there are {len(LARGE_WORLD)} relations, and "
-                "one at least must be replayed."
-            )
-        replayed = sum(len(pairs) for pairs, _ in LARGE_WORLD[: len(LARGE_WORLD) - self.held_out])
-        if self.held_out and self.replay > replayed:
-            raise UnlearnError(
-                f"Size `replay` is {self.replay}; the relations that are not held out have "
-                f"{replayed} facts."
-            )
-        most = sum(len(pairs) for pairs, _ in LARGE_WORLD)
-        if self.general + self.replay > most:
-            raise UnlearnError(
-                f"Size `general` is {self.general} and `replay` {self.replay}; the closed world "
-                f"holds {most} facts."
-            )
-        if self.background < self.passes * self.background_per_pass:
-            raise UnlearnError(
-                f"Size `background` is {self.background} but {self.passes} passes read "
-                f"{self.background_per_pass} each; give at least "
-                f"{self.passes * self.background_per_pass}."
-            )
-        people = 2 * (self.stories + self.pii) + self.facts_forget + self.facts_retain
-        people += self.nonmembers + self.background
-        most = words.FIRST_NAMES * words.LAST_NAMES
-        if people > most:
-            raise UnlearnError(
-                f"The sizes ask for {people} people with names of their own, but there are {most}; "
-                "lower `background` or `nonmembers`."
-            )
 
 
 @dataclass(frozen=True)
@@ -306,16 +261,11 @@ def biography(rng: random.Random, person: Person) -> Document:
     return Document(_uid(rng), "Task3", opening, closing, (rng.choice(questions),))
 
 
-def general_knowledge(rng: random.Random, count: int, held_out: int = 0) -> list[dict]:
-    """`count` four-option questions ``{id, question, choices, answer}`` on real common facts.
-
-    With ``held_out`` relations all facts come, and each says its group: "held out" or "replayed".
-    """
+def general_knowledge(rng: random.Random, count: int) -> list[dict]:
+    """`count` four-option questions ``{id, question, choices, answer}`` on real common facts."""
     small = sum(len(pairs) for pairs, _ in SMALL_WORLD)
     items = []
-    world = LARGE_WORLD if held_out or count > small else SMALL_WORLD
-    for number, (pairs, question) in enumerate(world):
-        group = "held out" if number >= len(world) - held_out else "replayed"
+    for pairs, question in LARGE_WORLD if count > small else SMALL_WORLD:
         answers = [answer for _, answer in pairs]
         for thing, answer in pairs:
             choices = rng.sample([other for other in answers if other != answer], 3)
@@ -326,11 +276,10 @@ def general_knowledge(rng: random.Random, count: int, held_out: int = 0) -> list
                     "question": question.format(thing),
                     "choices": [choice.replace("-", " ") for choice in choices],
                     "answer": choices.index(answer),
-                    **({"group": group} if held_out else {}),
                 }
             )
     rng.shuffle(items)
-    return items if held_out else items[:count]
+    return items[:count]
 
 
 def _stream(
@@ -379,11 +328,7 @@ def make_corpus(seed: int = 0, sizes: Sizes = Sizes()) -> Corpus:  # noqa: B008 
     Args:
         seed: Any integer; the same seed and sizes give the same documents everywhere.
         sizes: How many of each kind.
-
-    Raises:
-        UnlearnError: If the sizes cannot be made.
     """
-    sizes.check()
     people = _people(seed)
 
     def make(part: str, kind, count: int) -> list[Document]:
@@ -403,11 +348,8 @@ def make_corpus(seed: int = 0, sizes: Sizes = Sizes()) -> Corpus:  # noqa: B008 
     nonmembers = make("nonmember", biography, sizes.nonmembers)
     background = make("background", biography, sizes.background)
     rng = random.Random(f"{seed}/general")
-    facts = general_knowledge(rng, sizes.general + sizes.replay, sizes.held_out)
+    facts = general_knowledge(rng, sizes.general + sizes.replay)
     general, replay = facts[: sizes.general], facts[sizes.general :]
-    if sizes.held_out:
-        replay = [item for item in facts if item["group"] == "replayed"][: sizes.replay]
-        general = [item for item in facts if item not in replay][: sizes.general]
     return Corpus(forget, retain, nonmembers, background, general, replay)
 
 
@@ -461,9 +403,6 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
     Returns:
         The content of ``manifest.json``: ``{"synthetic": True, "seed", "sizes",
         "files": {name: {"rows", "sha256"}}}``.
-
-    Raises:
-        UnlearnError: If the sizes cannot be made or `out` cannot be written.
     """
     out = Path(out)
     corpus = make_corpus(seed, sizes)
