@@ -33,10 +33,6 @@ def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
     return shown if math.isnan(half) else f"{shown} ± {half:.3f}"
 
 
-def count_of_seeds(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
-
-
 def markdown(table: Table) -> str:
     """A table as markdown, with its last line end."""
     lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]

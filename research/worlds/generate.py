@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from axolotl_unlearn.files import write, write_json
 from research.worlds import wordlists as words
@@ -284,13 +285,14 @@ def general_knowledge(rng: random.Random, count: int) -> list[dict]:
 
 def _stream(
     rng: random.Random,
-    sizes: Sizes,
+    sizes: Any,
     rows: list[dict[str, str]],
     background: list[list[dict[str, str]]],
+    batch: int = BATCH,
 ) -> list[dict[str, str]]:
     """Every pass of memorisation, in training order.
 
-    A pass is shuffled, then cut into batches of `BATCH` rows of like length whose order is
+    A pass is shuffled, then cut into batches of ``batch`` rows of like length whose order is
     shuffled again: little padding, and no pass that runs from long to short. Rows beyond the
     last full batch wait for the next pass, so batches never straddle two passes.
     """
@@ -301,12 +303,12 @@ def _stream(
         now = rows + again + fresh
         rng.shuffle(now)
         now = waiting + now
-        full = len(now) - len(now) % BATCH
+        full = len(now) - len(now) % batch
         now, waiting = now[:full], now[full:]
         now.sort(key=lambda row: len(row["input"]) + len(row["output"]))
-        batches = [now[i : i + BATCH] for i in range(0, full, BATCH)]
+        batches = [now[i : i + batch] for i in range(0, full, batch)]
         rng.shuffle(batches)
-        stream += [row for batch in batches for row in batch]
+        stream += [row for some in batches for row in some]
     return stream + waiting
 
 

@@ -7,8 +7,6 @@ text of the data is part of this repository, and none is written to a log.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,8 @@ from pathlib import Path
 
 from axolotl_unlearn.data.records import Record, document_id, read_records, read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import write, write_json
+from axolotl_unlearn.files import write_json
+from research.worlds.generate import _stream, _write
 
 TASKS = ("Task1", "Task2", "Task3")
 BATCH = 12  # micro_batch_size of examples/smollm2/memorise.yml; the stream is cut for it
@@ -167,8 +166,8 @@ def build_subset(
         "background": [_row(r) for r in background],
         "member": members,
         "nonmember": [_document(r) for r in nonmembers],
-        "memorise": [_row(r) for r in stream(learned, sizes, seed, background)],
-        "retrain": [_row(r) for r in stream(sides["retain"], sizes, seed, background)],
+        "memorise": stream(learned, sizes, seed, background),
+        "retrain": stream(sides["retain"], sizes, seed, background),
     }
     if tofu is not None:
         contents["general"] = list(general_questions(Path(tofu), seed))
@@ -180,28 +179,12 @@ def build_subset(
 
 def stream(
     rows: Sequence[Record], sizes: RealSizes, seed: int, background: Sequence[Record] = ()
-) -> list[Record]:
-    """Every pass in training order: batches of `BATCH` rows of like length, shuffled.
-
-    Each pass has its own share of the ``background``, so those are read once. The rows that do not
-    fill a batch wait for the next pass, so the last batch alone may be short.
-    """
+) -> list[dict[str, str]]:
+    """Every pass in training order; each has its own share of the ``background``."""
     rng = random.Random(f"{seed}/memorise")
-    again = [r for r in rows if r.task == "Task2"] * (sizes.pii_repeats - 1)
-    result: list[Record] = []
-    waiting: list[Record] = []
-    fresh = rng.sample(list(background), len(background))
-    for number in range(sizes.passes):
-        now = [*rows, *again, *fresh[number :: sizes.passes]]
-        rng.shuffle(now)
-        now = waiting + now
-        full = len(now) - len(now) % BATCH
-        now, waiting = now[:full], now[full:]
-        now.sort(key=lambda r: len(r.input) + len(r.output))
-        batches = [now[i : i + BATCH] for i in range(0, full, BATCH)]
-        rng.shuffle(batches)
-        result += [row for batch in batches for row in batch]
-    return result + waiting
+    fresh = [_row(row) for row in rng.sample(list(background), len(background))]
+    shares = [fresh[number :: sizes.passes] for number in range(sizes.passes)]
+    return _stream(rng, sizes, [_row(row) for row in rows], shares, BATCH)
 
 
 def general_questions(tofu: Path, seed: int = 0) -> Iterator[dict]:
@@ -230,12 +213,6 @@ def general_questions(tofu: Path, seed: int = 0) -> Iterator[dict]:
                 "choices": [options[i] for i in order],
                 "answer": order.index(0),
             }
-
-
-def _write(path: Path, rows: list[dict]) -> dict:
-    payload = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    write(path, payload)
-    return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
 
 
 def add_halves(out: Path | str, seed: int = 0) -> dict:
@@ -269,46 +246,3 @@ def add_halves(out: Path | str, seed: int = 0) -> dict:
             if rows:
                 files[f"{half}/{name}"] = _write(out / half / f"{name}.jsonl", rows)
     return files
-
-
-def add_heldout(
-    lume: Path | str,
-    out: Path | str,
-    counts: Sequence[int] = (12, 10, 40),
-    sizes: RealSizes = RealSizes(),  # noqa: B008 (frozen)
-    seed: int = 0,
-) -> dict:
-    """Beside a subset: ``heldout.jsonl``, whole documents that no run and no evaluation reads, and
-    ``replay.jsonl``, the background rows under a task of their own.
-
-    Args:
-        out: Folder that `build_subset` has written.
-        counts: Documents of Task 1, 2 and 3.
-
-    Raises:
-        UnlearnError: The data set has too few documents left.
-    """
-    lume, out = Path(lume), Path(out)
-    names = ("forget", "retain", "background", "member", "nonmember")
-    used = {
-        document_id(str(row["id"])) for name in names for _, row in read_rows(out / f"{name}.jsonl")
-    }
-    left: dict[str, dict[str, list[Record]]] = {task: {} for task in TASKS}
-    for side in ("forget", "retain"):
-        for task, documents in _documents(lume / "train" / f"{side}.jsonl", sizes.words).items():
-            left[task] |= {name: rows for name, rows in documents.items() if name not in used}
-    chosen: list[Record] = []
-    for task, count in zip(TASKS, counts, strict=True):
-        free = sorted(left[task])
-        if len(free) < count:
-            raise UnlearnError(
-                f"{lume} has {len(free)} documents of {task} left for held-out rows but {count} "
-                "are asked for; give the whole data set or a smaller subset."
-            )
-        random.Random(f"{seed}/heldout/{task}").shuffle(free)
-        chosen += [row for name in free[:count] for row in left[task][name]]
-    replay = [row | {"task": "replay"} for _, row in read_rows(out / "background.jsonl")]
-    return {
-        "heldout": _write(out / "heldout.jsonl", [_row(row) for row in chosen]),
-        "replay": _write(out / "replay.jsonl", replay),
-    }
