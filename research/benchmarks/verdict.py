@@ -237,20 +237,32 @@ def tables(report: dict[str, Any]) -> dict[str, Any]:
         return f"{one.get(key, 0.0):.2f}"
 
     kinds = list(report["coverage"][0]["intervals"])
-    outcomes = [f"{a}, {b}" for a in ("paired", "alone") for b in ("fail", "pass")]
     whole = [f"{a}, {b}" for a in ("paired", "alone") for b in ("shown", "refused")]
+
+    def of(part: str, *keys: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+        """The cells that differ in their last fact alone."""
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for one in report[part]:
+            groups.setdefault(tuple(f"{one[key]}" for key in keys), []).append(one)
+        return groups
+
+    def told(cells: list[dict[str, Any]], against: str) -> list[str]:
+        return [
+            ", ".join(rate(one, f"{against}, fail") for one in cells),
+            rate(cells[0], f"{against}, pass"),
+        ]
+
     return {
         "coverage": table(
-            ["clusters", "intraclass correlation", *kinds],
-            [[one["clusters"], f"{one['intraclass']:g}",
-              *(f"{one['intervals'][kind]['coverage']:.3f}" for kind in kinds)]
-             for one in report["coverage"]],
+            ["clusters", *kinds],
+            [[*name, *(", ".join(f"{one['intervals'][kind]['coverage']:.2f}" for one in cells)
+                       for kind in kinds)] for name, cells in of("coverage", "clusters").items()],
         ),
         "members": table(
-            ["texts of each kind", "intraclass correlation", "AUC", "beside retrained: told",
-             "same", "alone: told", "same (alone)"],
-            [[one["clusters"], f"{one['intraclass']:g}", f"{one['auc']:g}",
-              *(rate(one, key) for key in outcomes)] for one in report["members"]],
+            ["texts of each kind", "intraclass correlation", "beside retrained: told", "same",
+             "alone: told", "same (alone)"],
+            [[*name, *told(cells, "paired"), *told(cells, "alone")]
+             for name, cells in of("members", "clusters", "intraclass").items()],
         ),
         "whole": table(
             ["documents", "questions that can be guessed", "beside retrained: good", "refused",
