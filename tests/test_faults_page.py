@@ -67,6 +67,7 @@ def test_the_model_card_names_no_row_and_no_file_of_rows(stage, tmp_path, monkey
     out = train(stage, "card", max_steps=1, datasets=data, **named)
     card = (out / "README.md").read_text("utf-8")
     assert "axolotl" in card.lower() and "ada-lund" not in card
+    assert "made from its base model by axolotl-unlearn" in card and "from scratch" not in card
     published = [path for path in out.glob("*") if path.suffix in (".json", ".md", ".jinja")]
     told = {path.name for path in published if b"ada-lund" in path.read_bytes()}
     assert told <= {"run_manifest.json"}  # which `request clean` removes

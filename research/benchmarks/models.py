@@ -40,9 +40,12 @@ OLMO_7B = Shape(4096, 32, 11008, 32)
 
 
 def olmo(shape: Shape = Shape(), dtype: torch.dtype = torch.float32, device: str = "cpu"):
-    """An OLMo with random weights; time and memory do not depend on their values."""
+    """An OLMo with random weights; time and memory do not depend on their values. Or the model in
+    the folder ``BENCH_MODEL``."""
     from transformers import AutoModelForCausalLM, OlmoConfig
 
+    if folder := os.environ.get("BENCH_MODEL"):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     config = OlmoConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -90,8 +93,14 @@ def lume_rows() -> tuple[dict[str, list[tuple[list[int], list[int]]]], str]:
         side: [json.loads(line) for line in (folder / f"{side}.jsonl").open(encoding="utf-8")]
         for side in ("forget", "retain")
     }
-    tokenizer = train_bpe(r["input"] + " " + r["output"] for rs in records.values() for r in rs)
-    spread = random.Random(0).sample(range(2, VOCABULARY), tokenizer.get_vocab_size())
+    if model := os.environ.get("BENCH_MODEL"):
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
+        spread = range(tokenizer.get_vocab_size())
+    else:
+        tokenizer = train_bpe(r["input"] + " " + r["output"] for rs in records.values() for r in rs)
+        spread = random.Random(0).sample(range(2, VOCABULARY), tokenizer.get_vocab_size())
     rows = {}
     for side, items in records.items():
         prompts = tokenizer.encode_batch([r["input"] for r in items])
