@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from axolotl_unlearn.engine.batch import Batch
+from axolotl_unlearn.evaluation.generate import generate_greedily
 from research.benchmarks import models, step
 from research.benchmarks.gpu import recipe_batches, sent_batch
 
@@ -106,6 +107,48 @@ def of_methods() -> dict[str, list]:
     return {"columns": columns, "rows": rows}
 
 
+@torch.inference_mode()
+def of_generation(shape: models.Shape = SHAPE, tokens: int = 32) -> dict[str, tuple[float, float]]:
+    """Kernels and waits a new token, for eight rows of one length that nothing ends."""
+    from test_eval_generate import Words
+    from transformers import DynamicCache
+
+    device = pretend_device.start()
+    model = models.olmo(shape, torch.bfloat16).to(device).eval()
+    model.generation_config.eos_token_id = None
+    prompts = ["7 " * 12] * 8
+    given = torch.tensor([Words()(one)["input_ids"] for one in prompts], device=device)
+
+    def plain() -> list:
+        ids, cache, new = given, DynamicCache(config=model.config), []
+        for _ in range(tokens):
+            ids = model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+            new.append(ids)
+        return torch.cat(new, 1).tolist()
+
+    ways = {
+        "a plain cached forward": plain,
+        "`model.generate`": lambda: model.generate(given, max_new_tokens=tokens, do_sample=False),
+        "ours": lambda: generate_greedily(model, Words(), prompts, max_new_tokens=tokens),
+    }
+    found = {}
+    for way, run in ways.items():
+        with pretend_device.watch() as seen:
+            run()
+        found[way] = seen.operations / tokens, seen.total / tokens
+    return found
+
+
+def generation_table(found: dict[str, tuple[float, float]]) -> dict[str, list]:
+    """`of_generation` as a table, beside a plain cached forward."""
+    least = next(iter(found.values()))[0]
+    cells = {way: [f"{n:.0f} ({n / least:.2f})", f"{w:.2f}"] for way, (n, w) in found.items()}
+    return {
+        "columns": ["one token of eight rows (by the first)", "kernels", "waits"],
+        "rows": [[way, *own] for way, own in cells.items()],
+    }
+
+
 def of_ways(found: dict[str, dict[str, float]]) -> dict[str, list]:
     """`measure` as a table, beside packed fine-tuning."""
     base, rows = found["finetune_packed"], []
@@ -127,6 +170,7 @@ def main() -> None:
     about |= {"machine": models.machine(), "rounds": given.rounds}
     found = measure(given.rounds)
     tables = {"ways": of_ways(found), "methods": of_methods()}
+    tables["generation"] = generation_table(of_generation())
     text = json.dumps(about | found | {"tables": tables}, indent=1) + "\n"
     (models.ROOT / "research" / "results" / "waits.json").write_text(text, "utf-8")
 

@@ -11,7 +11,8 @@ from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.reference.start import make_reference
-from research.benchmarks.counts import measure
+from research.benchmarks import models
+from research.benchmarks.counts import measure, of_generation
 from research.benchmarks.gpu import sent_batch
 
 pytestmark = pytest.mark.usefixtures("pretended")
@@ -25,6 +26,13 @@ def test_a_step_starts_no_more_than_its_marks():
     assert found["ours"]["operations"] <= 1.17 * base
     assert found["cached"]["operations"] <= 1.02 * base
     assert [found[way]["syncs"] for way in found] == [1, 0, 0, 4]
+
+
+def test_a_generated_token_costs_a_plain_cached_forward():
+    """Marks of issue 65: at most 1.1 of its kernels, and one wait."""
+    found = of_generation(models.Shape(64, 4, 128, 4, 512))
+    (plain, _), _, (ours, waits) = found.values()
+    assert ours <= 1.1 * plain and waits <= 1, found
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
