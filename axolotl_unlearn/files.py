@@ -2,7 +2,8 @@
 
 A file is written beside its place, brought to the disk, and moved: a full disk, a kill or a power
 cut leaves the file of before. Whatever holds forget texts, their tokens or log-probs is listed in
-``run_manifest.json`` before it is written, for `axolotl-unlearn request clean`.
+``run_manifest.json`` before it is written: `request erase` removes it, and a model is handed over
+without it.
 """
 
 from __future__ import annotations
@@ -121,9 +122,7 @@ def declare(
     out: Path | str,
     path: Path | str,
     holds: Holds,
-    sources: Iterable[Path | str] = (),
     *,
-    retained: Iterable[Path | str] = (),
     folder: bool = False,
 ) -> Path:
     """List a file or folder in ``out/run_manifest.json`` before it is written.
@@ -131,8 +130,6 @@ def declare(
     Folders that are made here, ``out`` too, are for their owner alone.
 
     Args:
-        sources: The files of forget rows, which `clean` takes its fingerprints from.
-        retained: Those of retain rows: what both have in common tells nothing.
         folder: ``path`` is a folder.
     """
     out, path = Path(out), Path(path)
@@ -142,19 +139,10 @@ def declare(
     with locked(out):  # several processes, one list
         known = read_manifest(out)
         entry = {"path": os.path.relpath(path, out), "holds": holds}
-        manifest = {
-            "schema": 1,
-            "sources": _and(known["sources"], (os.path.relpath(one, out) for one in sources)),
-            "retained": _and(known["retained"], (os.path.relpath(one, out) for one in retained)),
-            "entries": _and(known["entries"], [entry]),
-        }
-        if manifest != known:
+        if entry not in known["entries"]:
+            manifest = {"schema": 1, "entries": [*known["entries"], entry]}
             write_json(out / MANIFEST, manifest, private=True)
     return path
-
-
-def _and(known: list, more: Iterable) -> list:
-    return known + [one for one in more if one not in known]
 
 
 @contextmanager
@@ -169,18 +157,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(out: Path | str) -> dict[str, Any]:
-    """``sources`` and ``entries`` (path, holds), relative to ``out``; empty where there is none.
+    """``entries`` (path, holds), relative to ``out``; empty where there is none.
 
     Raises:
         UnlearnError: It is damaged.
     """
     path = Path(out) / MANIFEST
     if not path.exists():
-        return {"schema": 1, "sources": [], "retained": [], "entries": []}
+        return {"schema": 1, "entries": []}
     try:
         manifest = json.loads(path.read_text("utf-8"))
         paths = [entry["path"] for entry in manifest["entries"]]
-        paths += manifest["sources"] + manifest.setdefault("retained", [])
         if not all(isinstance(one, str) for one in paths):
             raise TypeError
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -100,7 +100,6 @@ CASES = {
     "methods": ("npo", "objectives"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
-    "request clean": ("{out} --dry-run", "error"),
     "request derived": ("{requests}/r1 {other}", "error"),
     "request erase": ("{requests}/r1", "items"),
     "request export": ("{requests}/r1 --out {archive}", "due"),

@@ -258,7 +258,7 @@ def test_two_erase_at_once_and_a_folder_behind_a_link(home):
 
 @pytest.mark.parametrize("words", ["export {r} --out {r}/x.zip", "export {r} --out {r}/model/x.zip",
     "suppress requests --rows train.jsonl --out {r}/data/x.jsonl", "new c.yml --out {r}/2",
-    "audit out/tuned requests --junit {r}/x.xml"])  # fmt: skip
+    ])  # fmt: skip
 def test_nothing_is_written_into_the_folder_of_a_request(home, words):
     """`verify` said then that a file was added."""
     command = ["request", *words.format(r="requests/2026-001").split()]
@@ -643,7 +643,6 @@ CANARIES = {
     "HTML tags": "".join(f"<b>{w[0]}</b>{w[1:]} " for w in WORDS),
     "a link": "https://x.org/?q=" + "%20".join(WORDS),
     "UTF-16": SECRET.encode("utf-16"),
-    "UTF-16 without its mark": SECRET.encode("utf-16-be"),
     "UTF-32": SECRET.encode("utf-32"),
     "gzip without a suffix": gzip.compress(SECRET.encode()),
     "a word processor's document": lambda p: office(p, "word/document.xml", RUNS),
@@ -678,7 +677,7 @@ def test_token_ids_need_a_tokenizer(tmp_path):
 
 
 def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_path):
-    """A zip counted as unreadable alone, so `clean` said that nothing was left."""
+    """A zip counted as unreadable alone, so that nothing was said to be left."""
     import zipfile
 
     name = tmp_path / "place.zip"
@@ -720,118 +719,6 @@ def test_what_lies_behind_links_is_searched_once(tmp_path):
     (tmp_path / "place" / "root").symlink_to("/")
     found = search([tmp_path / "place"], Texts.of([SECRET]))
     assert found.files == 1 and "links to folders above" in found.not_searched()
-
-
-# --- clean: what any run leaves ------------------------------------------------------------------
-
-
-@pytest.fixture
-def left(tmp_path, monkeypatch):
-    """A working folder after a training run and an evaluation, each with its list."""
-    from axolotl_unlearn.files import declare
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "downloads"))
-    write_lines(Path("forget.jsonl"), [{"id": "ada", "input": "who?", "output": SECRET}])
-    out, tokens = Path("out/over"), Path("last_run_prepared/unlearn-0123456789abcdef")
-    declare(out, tokens, "tokens", ["forget.jsonl"], folder=True)
-    prepared(tokens / "a1b2", [SECRET])
-    declare(out, out / "reference", "log-probs", folder=True)
-    (out / "reference" / "logp-0.bin").write_bytes(b"1234")
-    declare(out, out / "eval" / "audit.jsonl", "texts")
-    write_lines(out / "eval" / "audit.jsonl", [{"rows": [{"generated": SECRET}]}])
-    write_lines(out / "eval" / "audit.jsonl.4711.tmp", [{"generated": SECRET}])
-    model_folder(out)
-    shutil.copy(TOKENIZER / "tokenizer.json", out)
-    shutil.copy(TOKENIZER / "tokenizer_config.json", out)
-    return out
-
-
-def clean(*arguments: str):
-    return CliRunner().invoke(unlearn, ["request", "clean", *arguments])
-
-
-def test_clean_removes_what_runs_listed_and_proves_it(left):
-    modes = {p.stat().st_mode & 0o777 for p in (left, left / "reference", left / "eval")}
-    assert modes == {0o700}
-    before = tree()
-    looked = clean("out/over", "--dry-run")
-    assert looked.exit_code == 0 and looked.output.count("remove") == 4 and tree() == before
-    done = clean("out/over")
-    assert done.exit_code == 0, done.output
-    assert "none left" in done.output and "brass" not in done.output
-    gone = {name for name in before if name not in tree()}
-    assert {name.split("/")[-2] for name in gone} == {"a1b2", "reference", "eval", "over"}
-    assert not any(name.startswith("out/over/run_") for name in tree())
-    assert {"out/over/model.safetensors", "forget.jsonl"} <= set(tree())
-    again = clean("out/over")
-    assert again.exit_code == 2 and "or it is clean" in again.output
-
-
-def test_what_retain_rows_say_too_is_no_trace(left):
-    """A system prompt that all rows have; without the forget text it is nobody's."""
-    from axolotl_unlearn.files import declare
-
-    prompt = "You are a helpful assistant of the town library and answer in one short sentence"
-    for name, text in (("forget", SECRET), ("retain", "a kept row of other people in town")):
-        write_lines(Path(f"{name}.jsonl"), [{"id": name, "input": prompt, "output": text}])
-    (left / "server.log").write_text(prompt)
-    assert clean("out/over", "--dry-run").exit_code == 0
-    declare(left, left / "eval" / "audit.jsonl", "texts", retained=["retain.jsonl"])
-    done = clean("out/over")
-    assert done.exit_code == 0, done.output
-
-
-def test_clean_names_what_no_run_listed(left):
-    """A log of another tool, a table of tokens, the head of a file of weights, a cache."""
-    from safetensors.numpy import save_file
-
-    (left / "other.log").write_text(f"row: {SECRET}")
-    save_file({}, left / "extra.safetensors", metadata={"note": SECRET})
-    prepared(Path("last_run_prepared/by-hand"), [SECRET])
-    prepared(Path("hub/json"), [SECRET])
-    done = clean("out/over")
-    assert done.exit_code == 3 and "brass" not in done.output
-    lines = [line.rsplit(": ", 1)[1] for line in done.output.splitlines() if line[:4] == "left"]
-    named = ["hub" if line.startswith("hub/") else Path(line).name for line in lines]
-    assert sorted(named) == [
-        "data-00000-of-00001.arrow",
-        "extra.safetensors",
-        "hub",
-        "other.log",
-    ]
-
-
-def test_clean_stays_inside(left, tmp_path):
-    """A list that was tampered with removes nothing elsewhere."""
-    from axolotl_unlearn.files import MANIFEST, read_manifest
-
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.txt").write_text("years")
-    (left / "link").symlink_to(precious)
-    found = read_manifest(left)
-    for path in ("../../precious", "..", ".", "/etc/hostname", "link", "link/thesis.txt"):
-        found["entries"].append({"path": path, "holds": "texts"})
-    write_json(left / MANIFEST, found)
-    done = clean("out/over")
-    assert done.exit_code == 3
-    assert done.output.count("it is outside; remove it by hand") >= 4
-    assert (precious / "thesis.txt").read_text() == "years" and left.is_dir()
-
-
-def test_clean_wants_the_rows_and_no_request(left):
-    Path("forget.jsonl").rename("kept-elsewhere.jsonl")
-    missing = clean("out/over")
-    assert missing.exit_code == 2 and "--forget FILE" in missing.output
-    assert clean("out/over", "--forget", "kept-elsewhere.jsonl", "--dry-run").exit_code == 0
-    write_json(left / "request.json", {})
-    assert "request erase" in clean("out/over").output
-    (left / "request.json").unlink()
-    (left / "run_manifest.json").write_text("[")
-    broken = clean("out/over", "--forget", "kept-elsewhere.jsonl")
-    assert broken.exit_code == 2 and "cannot be read as a list" in broken.output
 
 
 def test_what_is_handed_over_leaves_behind_what_its_run_listed(tmp_path):

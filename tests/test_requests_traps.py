@@ -19,7 +19,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from requests_folder import SECRET
-from test_requests_new import ADA, TRAIN, config, people, write
+from test_requests_new import TRAIN, config, people, write
 from test_requests_run import home  # noqa: F401
 
 from axolotl_unlearn.cli import unlearn
@@ -184,14 +184,6 @@ def test_no_command_executes_what_it_finds(home, tmp_path, monkeypatch, forks): 
         events = [one for one in events if not any(a in one for a in ALLOWED.get(name, ()))]
         assert not events, (name, events[:5])
         assert not [p for p in tmp_path.rglob(f"{MARK}*")], name
-    from axolotl_unlearn.files import declare
-
-    out = tmp_path / "tuned"
-    write(tmp_path / "forget.jsonl", [{"id": "a", "input": "?", "output": ADA[0][1]}])
-    declare(out, out / "eval.jsonl", "texts", ["forget.jsonl"])
-    code, events = watched(partial(called, ["request", "clean", "tuned"]), tmp_path / "events")
-    assert code in (0, 3) and not [one for one in events if not one.startswith(LIBRARIES)]
-    assert not [p for p in tmp_path.rglob(f"{MARK}*")]
 
 
 def test_the_hook_sees_what_a_trap_does(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import retrain, way_of
-from axolotl_unlearn.requests.ways.plan import choose, plan
+from axolotl_unlearn.requests.ways.plan import plan
 from axolotl_unlearn.requests.ways.retrain import repeat
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
@@ -491,14 +491,13 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     found = json.loads(result.stdout)
     costs = {one["way"]: one for one in found["ways"]}
     assert found["auto"] == "retrain"
-    assert costs["retrain"]["by"] == "estimated" and costs["match"]["reads"] > 30
+    assert costs["retrain"]["seconds"] is None and costs["match"]["reads"] > 30
     assert sorted(made.folder.rglob("*")) == before
     log = home / "tuned" / "debug.log"  # as Axolotl leaves it beside the model
     log.write_text("{'train_runtime': '20.5', 'epoch': '2'}")
     again = next(cost for cost in plan(made) if cost.way == "retrain")
     assert again.by == "1 earlier training" and 20 < again.seconds < 35.5
     log.unlink()
-    before_log = plan(made)
     with pytest.raises(UnlearnError, match="use shards, retrain, match or auto"):
         running.take(made, "magic")
     rows = (tmp_path / "all.jsonl").read_text()
@@ -506,6 +505,5 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
     assert "retrain   not open" in said and "auto      match" in said
     assert "memory" in said and "memory 0" not in said
-    assert choose(before_log, limit=1e-9) == "match"
     (tmp_path / "all.jsonl").write_text(rows)
     of_earlier_requests(made)

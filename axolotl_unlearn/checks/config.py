@@ -597,15 +597,10 @@ def _keep_together(cfg: dict) -> None:
     import datasets
 
     folder = Path(cfg["dataset_prepared_path"])
-    entries = [one for key in KEYS for one in cfg.get(key) or [] if role_of(one)]
-    if not entries:
+    if not any(role_of(one) for key in KEYS for one in cfg.get(key) or []):
         return
-    sources, retained = (
-        [e["path"] for e in entries if role_of(e) == side and os.path.isfile(e["path"])]
-        for side in ("forget", "retain")
-    )
     out = cfg.get("output_dir") or "model-out"
-    declare(out, folder, "tokens", sources, retained=retained, folder=True)
+    declare(out, folder, "tokens", folder=True)
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
 
 

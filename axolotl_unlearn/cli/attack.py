@@ -79,7 +79,7 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
     path, records = read_side(data_dir, "forget")
     asked = {name: options.pop(name) for name in _ASKED}
     subjects = make_subjects(records=limited(records, limit), **asked)
-    store = Store(declare(out, out / ".scores", "log-probs", [path], folder=True))
+    store = Store(declare(out, out / ".scores", "log-probs", folder=True))
     return path, *subjects, store
 
 

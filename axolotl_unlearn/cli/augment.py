@@ -26,7 +26,7 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     idk           sentences that decline                (PO, IdkDPO, FLAT)
     alternatives  plausible answers with other facts    (AltPO), by a model
 
-    The file holds prompts of the forget rows: `axolotl-unlearn request clean` removes it.
+    The file holds prompts of the forget rows: it is as private as these.
 
     \b
     Example:

@@ -23,7 +23,6 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _DAY = click.DateTime(["%Y-%m-%d"])
 _FOLDER = click.argument("folder", type=PATH)
 _SEARCHED = click.option("--search", "places", multiple=True, type=PATH, help="Where else to look.")
-_LIMIT = click.option("--limit-minutes", type=ABOVE_ZERO, help="Of an exact way, for auto.")
 
 
 #: The disk is full, or nobody may write there.
@@ -203,12 +202,11 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
 
 @command.command("plan")
 @_FOLDER
-@_LIMIT
-def plan(folder: Path, limit_minutes: float | None):
-    """Seconds, memory and what is shown, for each way that is open to the request in FOLDER.
+def plan(folder: Path):
+    """Cost and what is shown, for each way that is open to the request in FOLDER.
 
-    Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
-    run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
+    The cost is the number of rows that are read, and the seconds of that where earlier trainings
+    tell; nothing is trained. `request run --way auto` takes the cheapest exact way, or `match`.
     """
     few_logs()
     from axolotl_unlearn.data.records import read_json_lines
@@ -219,7 +217,7 @@ def plan(folder: Path, limit_minutes: float | None):
 
     request = Request.load(folder)
     costs, counts = ways.plan(request), request.facts["counts"]
-    taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
+    taken = ways.choose(costs)
     said = [line for cost in costs for line in _cost(cost)]
     member = request.path("eval-data", "member.jsonl")
     documents = len(read_json_lines(member)) if member.is_file() else 1
@@ -239,7 +237,8 @@ def _cost(cost: Any) -> Iterator[str]:
         yield f"{cost.way:8}  not open: {cost.closed}"
         return
     memory = decimal(cost.bytes) if cost.bytes else "unknown"
-    yield f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}"
+    time = "time unknown" if cost.seconds is None else f"{cost.seconds:.0f} s, by {cost.by}"
+    yield f"{cost.way:8}  {cost.reads:.0f} rows read ({time}), memory {memory}; {cost.shows}"
 
 
 @command.command("run")
@@ -250,20 +249,18 @@ def _cost(cost: Any) -> Iterator[str]:
               help="[auto, or that of an earlier start]")  # fmt: skip
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option("--processes", default=1, type=COUNT, help="Of each training.")
-@_LIMIT
-def run(folder: Path, limit_minutes: float | None, **given: Any):
+def run(folder: Path, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
     `--way retrain` trains the base on the remaining rows, which is exact; `shards` one part of a
     model of `axolotl-unlearn shards train`, which is exact too. `match` unlearns. `auto` takes the
-    cheapest exact way (see `request plan`), or `match` where it takes longer than
-    `--limit-minutes`.
+    cheapest exact way (see `request plan`), or `match` where none is open.
     """
     _quietly()
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
-    verdict = run_request(folder, limit=limit_minutes and 60 * limit_minutes, **given)
+    verdict = run_request(folder, **given)
     model, record, page = Request.load(folder).after, folder / "record.json", folder / "REPORT.html"
     judged = {key: value for key, value in verdict.items() if key != "documents"}
     said = [
@@ -307,23 +304,19 @@ def list_(requests_dir: Path):
 @command.command("audit")
 @click.argument("model")
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
-@click.option("--junit", "junit_file", type=PATH, callback=_outside, help="Write junit XML.")
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def audit(model, requests_dir, junit_file, quiet: bool, **options):
+def audit(model: str, requests_dir: Path, quiet: bool, **options: Any):
     """Look for every deleted document of REQUESTS in MODEL, as it is now.
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
     their records. Exit code 0: nothing is back; 3: something is; 1: nothing, but a request is not
     as recorded, or a document could not be measured; 2: nothing could be tested.
     """
-    from axolotl_unlearn.files import write
-    from axolotl_unlearn.requests.audit import audit_requests, junit
+    from axolotl_unlearn.requests.audit import audit_requests
 
     result = audit_requests(model, requests_dir, progress=not quiet, **options)
-    if junit_file:
-        write(junit_file, junit(result))
     result.require_tested(requests_dir)
     return Answer(result.to_json(), [*result.back_lines(), result.says], exit=result.exit)
 
@@ -378,34 +371,6 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         left = erasing.erase(planned)["places"] or "no"
     gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
     return Answer(facts, [f"{gone}; written into the record"])
-
-
-@command.command("clean")
-@click.argument("out", type=PATH)
-@click.option("--dry-run", is_flag=True, help="Only list.")
-@click.option("--forget", multiple=True, type=PATH, help="Forget rows.  [where the run read them]")
-@_SEARCHED
-def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path, ...]):
-    """Remove forget texts, tokens and log-probs that runs left in OUT, and search for what is left.
-
-    The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
-    Face, for windows of eight words; exit code 3 if one is left. Texts are not printed.
-    """
-    from axolotl_unlearn.requests import removal
-
-    _there(*forget, *places)
-    planned = removal.of_run(out, forget=forget, places=places)
-    said = list(planned.lines())
-    facts = {"items": [vars(item) for item in planned.items], "yours": planned.sources}
-    facts["removed"] = not dry_run
-    if dry_run:
-        return Answer(facts, [*said, "nothing was changed"])
-    left = removal.clean(planned).left
-    said += planned.found_lines()
-    said.append(f"removed {len(planned.removable)} places; {len(left) or 'none'} left")
-    stays = len(planned.items) - len(planned.removable)
-    unclean = bool(left or stays or not planned.texts.windows)
-    return Answer(facts | planned.facts(), said, exit=3 if unclean else 0)
 
 
 # --- who is answered -----------------------------------------------------------------------------

@@ -63,14 +63,14 @@ def augment(
     Raises:
         UnlearnError: No forget rows that are local files, or a model without a usable answer.
     """
-    records, data, sources = forget_records(config, out)
+    records, data = forget_records(config, out)
     if kind == "idk":
         write = lambda record: declined(record, number, seed)  # noqa: E731
     else:
         writer = Writer(model or config.get("base_model"), seed=seed, number=number, **options)
         write = lambda record: writer.other_answers(record, OTHER_ANSWER)  # noqa: E731
     rows = [row_of(one, text, data) for one in progress(records) for text in write(one)]
-    return save(rows, out, sources), len(records)
+    return save(rows, out), len(records)
 
 
 def row_of(record: Record, text: str, data: DataArgs) -> dict[str, str]:
@@ -80,17 +80,15 @@ def row_of(record: Record, text: str, data: DataArgs) -> dict[str, str]:
     return row | {fields.task: record.task, "kind": record.kind}
 
 
-def save(rows: Sequence[dict[str, str]], out: Path, sources: Sequence[Path]) -> int:
-    """Write the rows, which hold prompts of the forget rows; ``sources``: the files of these."""
-    declare(out.parent, out, "texts", sources)
+def save(rows: Sequence[dict[str, str]], out: Path) -> int:
+    """Write the rows, which hold prompts of the forget rows."""
+    declare(out.parent, out, "texts")
     write_lines(out, rows, private=True)
     return len(rows)
 
 
-def forget_records(
-    config: Mapping[str, Any], out: Path
-) -> tuple[list[Record], DataArgs, list[Path]]:
-    """The forget rows of a config, `unlearn.data`, and the files that hold them.
+def forget_records(config: Mapping[str, Any], out: Path) -> tuple[list[Record], DataArgs]:
+    """The forget rows of a config, and `unlearn.data`.
 
     An entry that takes what is written to ``out`` has nothing to say of it.
 
@@ -118,7 +116,7 @@ def forget_records(
             "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`.",
             code="augment.no-forget-rows",
         )
-    return records, data, [*paths]
+    return records, data
 
 
 def declined(record: Record, number: int, seed: int) -> list[str]:

@@ -58,7 +58,7 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
     tossed = [(row, bool(secrets.randbits(1))) for row in given]
     both = [row for row, coin in tossed if coin], [row | {COIN: coin} for row, coin in tossed]
     for file, some in zip((train, key), both, strict=True):
-        declare(Path(out), file, "texts", [Path(rows)])
+        declare(Path(out), file, "texts")
         write_lines(file, some)
     return train, key
 

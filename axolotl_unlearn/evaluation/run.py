@@ -23,7 +23,7 @@ from axolotl_unlearn.evaluation.collapse import CollapseChecker
 from axolotl_unlearn.evaluation.in_vllm import backend
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_digests, find_file
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_digests
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
@@ -77,12 +77,10 @@ def evaluate(
     kept = Path(settings.store or out / "cache")
     if workers.main:
         holds = "texts" if settings.keep_texts else "log-probs"
-        rows = [find_file(sets.folder, "forget")]
-        common = [find_file(sets.folder, "retain")]
         for name in ("results.json", AUDIT_FILE):
-            declare(out, out / name, holds, rows, retained=common)
+            declare(out, out / name, holds)
         if options.use_cache:
-            declare(out, kept, holds, rows, folder=True)
+            declare(out, kept, holds, folder=True)
     cache = Cache(kept if options.use_cache else None, workers)
     bars = ProgressBars(options.progress and workers.main)
     with bars.progress:

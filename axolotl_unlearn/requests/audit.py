@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import read_records
@@ -295,34 +294,3 @@ def _measured(
         "chance": math.log(output_vocabulary(loaded.model)),
         "learned": {k: v for k, v in learned.items() if k != "documents"} or None,
     }
-
-
-def junit(result: Audit) -> str:
-    """The audit as junit XML: one test a document, by its keyed id."""
-    suites = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(suites, "testsuite", name="axolotl-unlearn request audit")
-    said: Counter[str] = Counter(tests=0, failure=0, error=0, skipped=0)
-
-    def case(request: str, name: str, kind: str = "", message: str = "", more: str = "") -> None:
-        one = ElementTree.SubElement(suite, "testcase", classname=request, name=name)
-        said.update(["tests", kind] if kind else ["tests"])
-        if kind:
-            ElementTree.SubElement(one, kind, message=message).text = more or None
-
-    for name, why in result.unreadable.items():
-        case(name, "record", "error", why)
-    for name in result.missing:
-        case(name, "rows", "skipped", "the rows of this request are gone")
-    for line in result.lines:
-        where = (line["request"], line["document"])
-        shown = [f"{n} {line[n]}" for n in ("reading", "then", *FIGURES) if line[n] is not None]
-        if line["back"]:
-            case(*where, "failure", line["reading"], ", ".join(shown))
-        elif line["reading"] == UNMEASURED:
-            case(*where, "error", WHY)
-        else:
-            case(*where)
-    plural = {"failure": "failures", "error": "errors"}
-    suite.attrib.update({plural.get(name, name): str(count) for name, count in said.items()})
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

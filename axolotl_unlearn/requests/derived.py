@@ -1,12 +1,13 @@
 """Models that were made of one that has learned the deleted rows: they have to be withdrawn, too.
 
 A model below the given folders counts if its weights are those of such a model by digest; if one of
-its own files (adapter, merge and model config, model card, GGUF metadata) names such a model by
-path, name or digest; or if it has a tensor of one that neither the base nor the new model has, in
-float32, bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
+its own files (adapter, merge and model config, model card) names such a model by path, name or
+digest; or if it has a tensor of one that neither the base nor the new model has, in float32,
+bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
 
 Not found: a merge or quantised copy that names nothing and keeps no tensor; what lies elsewhere.
-A model that cannot be read within bounds (size, a pipe, a cut GGUF) is listed as not known.
+GGUF files are not read: each is listed as not known, and so is a model that cannot be read within
+bounds (size, a pipe).
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
@@ -76,9 +74,8 @@ class _Known:
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
             return f"it is the {model.name} of one"
-        near = model if model.is_dir() else model.parent
         for name, text in _said(model):
-            if self.says(text, near):
+            if self.says(text, model):
                 return f"{name} names one"
         shared = sum(one in self.tensors for one in _tensors(model))
         return f"{shared} of its tensors are those of one" if shared else ""
@@ -163,10 +160,10 @@ def _digest(model: Path) -> str:
     """Of a folder.
 
     Raises:
-        UnlearnError: A pipe or device in it, which would be waited for.
+        UnlearnError: A GGUF file; or a pipe or device in a folder, which would be waited for.
     """
     if not model.is_dir():
-        return ""
+        raise UnlearnError("GGUF files are not read", code="derived.gguf")
     for path in model.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UnlearnError(f"{path} is no file; remove it.", code="derived.no-file")
@@ -175,11 +172,6 @@ def _digest(model: Path) -> str:
 
 def _said(model: Path) -> Iterator[tuple[str, str]]:
     """(file, text) of every text in the files that may say what a model was made of."""
-    if model.suffix == ".gguf":
-        for name, part in _gguf(model).fields.items():
-            if name.startswith("general."):
-                yield f"{model.name} ({name})", str(part.contents())
-        return
     for path in (model / name for name in ORIGINS if (model / name).is_file()):
         if path.stat().st_size > LARGEST:
             says = f"{path} is too large, so it is not known whether the model stays."
@@ -192,7 +184,7 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
-    """Digest of each tensor as float32; those of a GGUF that are quantised are left out.
+    """Digest of each tensor as float32.
 
     Args:
         rounded: Also as they would be in bfloat16 and float16.
@@ -202,39 +194,9 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
     from axolotl_unlearn.merging.weights import Tensors
 
     kinds = (torch.float32, *((torch.bfloat16, torch.float16) if rounded else ()))
-    for file in [model] if model.is_file() else sorted(model.glob("*")):
-        arrays: Iterable[Any] = ()
-        if file.suffix == ".gguf":
-            from gguf import dequantize
-
-            plain = [t for t in _gguf(file).tensors if t.tensor_type.name in ("F32", "F16", "BF16")]
-            arrays = (dequantize(one.data, one.tensor_type) for one in plain)
-        elif file.suffix == ".safetensors":
-            opened = Tensors.of_file(file)
-            tensors = (one for one in map(opened.__getitem__, opened) if one.is_floating_point())
-            arrays = (one.to(kind).float().numpy() for one in tensors for kind in kinds)
-        for array in arrays:
-            if array.size > 1:
+    for file in sorted(model.glob("*.safetensors")):
+        opened = Tensors.of_file(file)
+        for one in map(opened.__getitem__, opened):
+            for kind in kinds if one.is_floating_point() and one.numel() > 1 else ():
+                array = one.to(kind).float().numpy()
                 yield hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
-
-
-def _gguf(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise UnlearnError(
-            f"{path}: GGUF files need the package gguf; `pip install gguf`."
-        ) from None
-
-    class Bounded(GGUFReader):
-        """Ends where the file ends; the numbers in it may say that there is more."""
-
-        def _get(self, offset, dtype, count=1, *more, **named):
-            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError("cut off")
-            return super()._get(offset, dtype, count, *more, **named)
-
-    try:
-        return Bounded(path)
-    except (ValueError, OSError, IndexError, KeyError, OverflowError, RecursionError) as error:
-        raise UnlearnError(f"{path} cannot be read ({type(error).__name__}).") from None

@@ -1,9 +1,4 @@
-"""A plan, its removal, and a search for what is left, of a request (`erase`) or a run (`clean`).
-
-Of a run what it listed in ``run_manifest.json`` goes. The model stays: weights are what the run was
-for. Nothing is removed outside the folder that is named, but for prepared data, which only we name
-like that.
-"""
+"""What `erase` plans to remove: the items, their removal, and a search for what is left."""
 
 from __future__ import annotations
 
@@ -16,11 +11,8 @@ from typing import Any
 
 from rich.filesize import decimal as sized
 
-from axolotl_unlearn.data.near import strings
-from axolotl_unlearn.data.prepared import is_prepared
-from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import MANIFEST, read_manifest, remove
+from axolotl_unlearn.files import read_manifest, remove
 from axolotl_unlearn.requests.request import counted
 from axolotl_unlearn.requests.search import Decode, Found, Texts, search
 
@@ -49,8 +41,7 @@ class Plan:
 
     Attributes:
         models: Whose tokenizer reads token ids.
-        items: Files and folders that a run has left.
-        sources: The user's own files of the rows, which stay and are not searched.
+        items: Files and folders that may hold deleted data.
         found: Where deleted texts were found by the last `look`.
     """
 
@@ -59,7 +50,6 @@ class Plan:
     places: list[Path]
     models: list[str]
     items: list[Item] = field(default_factory=list)
-    sources: list[Path] = field(default_factory=list)
     found: Found = field(default_factory=Found)
 
     @property
@@ -71,7 +61,7 @@ class Plan:
         decode = _decoder(self.models)  # before its folder may go
         for item in self.removable if removing else ():
             remove(item.path)
-        self.found = search(self.places, self.texts, decode, skip=self.sources)
+        self.found = search(self.places, self.texts, decode)
         return self.found
 
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
@@ -85,8 +75,6 @@ class Plan:
         for item in self.items:
             said, why = ("keep", f" ({item.why})") if item.why else ("remove", "")
             yield f"{said:6}  {sized(item.bytes):>9}  {item.kind}: {shown(item.path)}{why}"
-        for path in self.sources:
-            yield f"yours   {sized(size_of(path)):>9}  forget rows: {shown(path)}"
 
     def facts(self) -> dict[str, Any]:
         """Of the last search, for programs."""
@@ -187,63 +175,3 @@ def listed(manifest: Path) -> Iterator[tuple[str, Path]]:
         path = Path(os.path.normpath(manifest.parent / entry["path"]))
         drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
         yield from ((str(entry.get("holds")), p) for p in (path, *drafts) if os.path.lexists(p))
-
-
-# --- of a run ------------------------------------------------------------------------------------
-
-
-def of_run(out: Path, *, forget: Iterable[Path] = (), places: Iterable[Path] = ()) -> Plan:
-    """What the lists below a folder name, and what to search for; changes nothing.
-
-    Args:
-        forget: Files of the forget rows, where those of the lists are gone.
-        places: Where else to search.
-
-    Raises:
-        UnlearnError: No list, a damaged one, a deletion request, or no rows to search for.
-    """
-    manifests = sorted(out.rglob(MANIFEST)) if out.is_dir() else []
-    if not manifests:
-        raise UnlearnError(f"{out} has no {MANIFEST}: no run of ours wrote it, or it is clean.")
-    if [*out.glob("request.json"), *out.glob("ledger.jsonl")]:
-        raise UnlearnError(
-            f"{out} belongs to deletion requests; use `axolotl-unlearn request erase`."
-        )
-
-    def files(key: str) -> list[Path]:
-        named = [one.parent / name for one in manifests for name in read_manifest(one.parent)[key]]
-        return [
-            path for path in dict.fromkeys(map(os.path.normpath, named)) if os.path.isfile(path)
-        ]
-
-    sources = [path for path in [*forget] or map(Path, files("sources")) if path.is_file()]
-    if not sources:
-        raise UnlearnError(
-            f"the forget rows of {out} are not where they were, so nothing could be searched for; "
-            "name them: `--forget FILE`."
-        )
-    items = {path: _item(holds, path, out) for one in manifests for holds, path in listed(one)}
-    texts = ((t for path in each for _, row in read_rows(Path(path)) for t in strings(row))
-             for each in (sources, files("retained")))  # fmt: skip
-    # Prepared data alone: a list that was tampered with may name any place.
-    outside = {item.path.parent for item in items.values() if item.why is None}
-    searched = [out, *sorted(outside), *hub_cache(), *places]
-    models = [str(out), *(str(one.parent) for one in manifests)]
-    return Plan(out, Texts.of(*texts), searched, models, [*items.values()], sources)
-
-
-def _item(holds: str, path: Path, out: Path) -> Item:
-    real = path.parent.resolve() / path.name
-    inside = real != out.resolve() and within(real, out.resolve())
-    why = None if inside or is_prepared(path) else "it is outside; remove it by hand"
-    return Item.at(holds, path, why)
-
-
-def clean(planned: Plan) -> Found:
-    """Remove, search everything again, and drop the lists if nothing is left."""
-    result = planned.look(removing=True)
-    if not result.left and len(planned.removable) == len(planned.items):
-        for manifest in planned.folder.rglob(MANIFEST):
-            if not any(listed(manifest)):
-                manifest.unlink()
-    return result

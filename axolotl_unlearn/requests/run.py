@@ -37,7 +37,6 @@ def run_request(
     console: Console | None = None,
     way: str | None = None,
     repeat: bool = False,
-    limit: float | None = None,
     processes: int = 1,
 ) -> dict[str, Any]:
     """Run or resume a request; returns what verdict.json holds.
@@ -47,7 +46,6 @@ def run_request(
         threads: Of the commands; default all cores.
         way: One of `ways.WAYS`, or auto; default that of an earlier start, or auto.
         repeat: Of retrain: train twice and compare the weights.
-        limit: Of auto: seconds of an exact way, else match is taken.
         processes: Of each training.
 
     Raises:
@@ -74,7 +72,7 @@ def run_request(
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))
         run = stack.enter_context(running(request, threads, console, processes))
-        take(request, way, limit)
+        take(request, way)
         carry_out(request, run, accept, repeat)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
 
@@ -122,7 +120,7 @@ def running(
         yield Steps(work, lock, cache, threads or cores(), console or Console(), processes)
 
 
-def take(request: Request, way: str | None, limit: float | None = None) -> None:
+def take(request: Request, way: str | None) -> None:
     """Prepare the way and write it down in ``way.json``.
 
     Raises:
@@ -134,7 +132,7 @@ def take(request: Request, way: str | None, limit: float | None = None) -> None:
     if way == "auto":
         from axolotl_unlearn.requests.ways.plan import choose, plan
 
-        way = choose(plan(request), limit)
+        way = choose(plan(request))
     if way not in WAYS:
         raise UnlearnError(f"--way {way}: use {', '.join(WAYS)} or auto.")
     write_json(path, way_of(way).prepare(request))

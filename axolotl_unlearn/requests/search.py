@@ -1,9 +1,9 @@
 """Which files still hold deleted texts? Windows of eight words, and short texts whole.
 
-Read is what needs no program and no unpacking beyond one level: text in UTF-8, 16 or 32, JSON, HTML
-and links, parquet, arrow, gzip, zip. A file is what its content says, and its name only where the
-content says nothing. The rest (weights, pictures, archives in archives, git, base64) is counted
-under its name, so that nobody takes it for clean.
+Read is what needs no program and no unpacking beyond one level: text in UTF-8, in UTF-16 and UTF-32
+with their mark, JSON, HTML and links, parquet, arrow, gzip, zip. A file is what its content says,
+and its name only where the content says nothing. The rest (weights, pictures, archives in archives,
+git, base64) is counted under its name, so that nobody takes it for clean.
 """
 
 from __future__ import annotations
@@ -329,15 +329,11 @@ def _text(parts: Iterator[bytes], unread: set[str]) -> Iterator[str]:
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-8 unless it is UTF-16 or UTF-32, with or without their mark."""
+    """UTF-8 unless a mark says UTF-16 or UTF-32."""
     if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
         return "utf-32"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
-    half = max(1, len(head) // 2)
-    for name, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
-        if len(head) > 8 and zeros.count(0) > 0.4 * half and head.count(0) < 0.6 * len(head):
-            return name
     return "utf-8"
 
 

@@ -52,7 +52,7 @@ def augment(
             f"--memo {memo} chooses among inverted answers: take a --number that is no smaller.",
             code="augment.memo",
         )
-    records, data, sources = forget_records(config, out)
+    records, data = forget_records(config, out)
     made = {"seed": seed, "number": number, **options}
     base = config.get("base_model")
     writer = Writer((model if kind == "inverted" else None) or base, **made)
@@ -72,7 +72,7 @@ def augment(
                 row[data.fields.id] = f"self{place}-{record.id}"
                 row[data.fields.document] = record.document
             rows.append(row)
-    return save(rows, out, sources), len(records)
+    return save(rows, out), len(records)
 
 
 def begin(record: Record) -> str:
