@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -212,10 +213,7 @@ SPOKEN = "What did the forget clerk number 1 see"
 
 
 def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, capfd, caplog):
-    """Texts are in no output and in no file that the list lacks; afterwards they are nowhere."""
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
+    """Texts are in no output and in no file that the list lacks; without these they are nowhere."""
     from axolotl_unlearn.data.records import read_records
     from axolotl_unlearn.files import read_manifest
     from axolotl_unlearn.requests.search import Texts, search
@@ -235,9 +233,10 @@ def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, 
     assert all(path.stat().st_mode & 0o077 == 0 for path in folders)
     found = search([out, stage / "prepared-own"], texts, lambda rows: [SPOKEN] * len(rows)).left
     assert found and all(any(f in path.resolve().parents for f in folders) for path in found)
-    done = CliRunner().invoke(unlearn, ["request", "clean", str(out)])
-    assert done.exit_code == 0 and not texts.among(done.output), done.output
-    assert not any(path.exists() for path in folders) and adapter(out)
+    for folder in folders:
+        shutil.rmtree(folder)
+    places = [out, stage / "prepared-own"]
+    assert not search(places, texts, lambda rows: [SPOKEN] * len(rows)).left and adapter(out)
 
 
 def test_two_teachers_beside_the_starting_model(stage, straight):

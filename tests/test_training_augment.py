@@ -16,6 +16,7 @@ from data_tokenizers import byte_tokenizer
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.augment import IDK
 from axolotl_unlearn.data.checks import check_entries, check_records
+from axolotl_unlearn.files import read_manifest
 
 FORGET = [
     {"id": "a1sc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
@@ -134,14 +135,12 @@ def test_killed_with_kill_9_it_goes_on(config, tmp_path):
         assert kills.same(whole, left)
 
 
-def test_what_was_written_can_be_cleaned(config, tmp_path):
+def test_what_was_written_is_private_and_listed(config, tmp_path):
     """The rows hold prompts of the forget rows."""
     call("alternatives", config, "--max-new-tokens", 4)
     folder = tmp_path / "out/augment"
     assert (folder / "alternatives.jsonl").stat().st_mode & 0o077 == 0
-    done = CliRunner().invoke(unlearn, ["request", "clean", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert not (folder / "alternatives.jsonl").exists()
+    assert [one["path"] for one in read_manifest(folder)["entries"]] == ["alternatives.jsonl"]
 
 
 def test_rows_that_the_config_takes_already_are_written_anew(config, tmp_path):
