@@ -153,6 +153,32 @@ def test_what_is_no_whole_folder(routed, tmp_path, fault):
         model(inputs_embeds=torch.zeros(1, 3, 32, dtype=torch.float64))
 
 
+def test_lm_eval_answers_each_row_by_its_adapter(routed):
+    """`lm_eval --model routed`: likelihoods and generated texts of rows of several people."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers it)
+
+    def asked(model, prompts: list[str]) -> list:
+        rows = {"loglikelihood": " a baker", "generate_until": {"until": [], "max_gen_toks": 8}}
+        return [
+            getattr(model, kind)(
+                [Instance(kind, {}, (prompt, given), 0) for prompt in prompts], disable_tqdm=True
+            )
+            for kind, given in rows.items()
+        ]
+
+    how = {"pretrained": str(routed / "base"), "device": "cpu", "dtype": "float32", "batch_size": 4}
+    found = asked(get_model("routed")(peft=str(routed / "model"), **how), list(PROMPTS))
+    for shard in range(3):
+        own = get_model("hf-unlearn")(peft=str(routed / "model" / f"shard-{shard}"), **how)
+        at = [n for n, home in enumerate(PROMPTS.values()) if home == shard]
+        (known, said) = asked(own, [[*PROMPTS][n] for n in at])
+        assert [found[1][n] for n in at] == said
+        assert [found[0][n][0] for n in at] == pytest.approx([a for a, _ in known], abs=1e-4)
+
+
 def test_the_commands_take_the_folder(routed, tmp_path):
     """`eval`, `attack membership` and `audit`: the routed folder is measured as a model."""
     from click.testing import CliRunner
@@ -177,7 +203,10 @@ def test_the_commands_take_the_folder(routed, tmp_path):
         ["audit", str(tmp_path / "member.jsonl"), "--model", model, "--max-new-tokens", "4"],
         ["attack", "quantise", model, *data, "--schemes", "int8,int4", "--max-new-tokens", "4"],
         ["attack", "relearn", model, *data, "--steps", "1", "--rows", "2", "--max-new-tokens", "4"],
-    ):
-        out = str(tmp_path / f"{words[0]}.out")
-        done = CliRunner().invoke(unlearn, ["--json", *words, "--out", out])
+        ["tasks", "run", "--model", "routed", "--model_args", f"pretrained={model}", "--device",
+         "cpu", "--tasks", "semeval_unlearn_tasks", "--gen_kwargs", "max_gen_toks=4", "--metadata",
+         json.dumps({"data_dir": str(tmp_path)})],
+    ):  # fmt: skip
+        out = [] if words[0] == "tasks" else ["--out", str(tmp_path / f"{words[0]}.out")]
+        done = CliRunner().invoke(unlearn, ["--json", *words, *out])
         assert done.exit_code == 0, (words, done.output, done.exception)

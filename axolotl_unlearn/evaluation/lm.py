@@ -1,4 +1,5 @@
-"""``hf-unlearn``: lm-eval's Hugging Face model whose log-likelihoods carry per-token facts.
+"""``hf-unlearn``: lm-eval's Hugging Face model whose log-likelihoods carry per-token facts; of the
+folder of routed shards, too (``routed`` is another name of it).
 
 Importing this module registers it: ``axolotl-unlearn tasks run`` does, before lm-eval's own command
 line begins.
@@ -15,6 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from axolotl_unlearn.engine.token_scoring import NO_TOKEN, Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.shards import is_routed
 
 NAME = "hf-unlearn"
 
@@ -37,10 +39,18 @@ class Scored(tuple):
         return (self.facts,)
 
 
-@register_model(NAME)
+@register_model(NAME, "routed")
 class UnlearnLM(HFLM):
     """HFLM with one chunked forward a text, also of texts that are split at several points (HFLM's
     cache gives the shorter continuation a wrong value); generation is HFLM's."""
+
+    def _create_model(self, pretrained: str, *args: Any, **given: Any) -> None:
+        from axolotl_unlearn.shards.model import route
+
+        routed = given.pop("peft") if is_routed(given.get("peft") or "") else None
+        super()._create_model(pretrained, *args, **given)
+        if routed:
+            self._model = route(self._model, routed)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """As HFLM's, which scores white space at the end of a context (a chat template's line
