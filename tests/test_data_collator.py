@@ -9,8 +9,6 @@ from fault_codes import fails
 from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
-from axolotl_unlearn.engine.batch import Batch
-from axolotl_unlearn.engine.step import in_parts
 
 
 def row(tokens, labels, role, kind, task, number):
@@ -80,42 +78,6 @@ def test_pad_equal_to_eos_keeps_the_real_eos():
 def test_no_pad_token():
     with fails("data.no-pad-token"):
         PairCollator(byte_tokenizer(pad_token=None, eos_token=None))
-
-
-@pytest.mark.parametrize(
-    ("budget", "padded", "cut"),
-    [
-        (None, False, [[0, 1, 2]]),
-        (99, False, [[0, 1, 2]]),
-        (9, False, [[0, 1], [2]]),
-        (9, True, [[0], [1], [2]]),
-        (1, False, [[0], [1], [2]]),
-    ],
-)
-def test_a_batch_is_cut_between_its_pairs(budget, padded, cut):
-    """Pairs of 1 + 1 + 1, 1 + 2 + 3 and 4 + 1 + 1 tokens: forget, retain, alternative."""
-
-    def row(pair, role, length):
-        return {
-            "input_ids": [pair] * length,
-            "labels": [pair] * length,
-            **dict.fromkeys(("kind", "task", "row"), 0),
-            "role": role,
-        }
-
-    lengths = [(1, 1, 1), (1, 2, 3), (4, 1, 1)]
-    roles = ("forget", "retain", "alternative")
-    pairs = [
-        {name: [row(pair, role, n)] for role, (name, n) in enumerate(zip(roles, of, strict=True))}
-        for pair, of in enumerate(lengths)
-    ]
-    collate = PairCollator(9)
-    whole = Batch.of(collate(pairs))
-    parts = in_parts(whole, budget, padded=padded)
-    for part, members in zip(parts, cut, strict=True):
-        expected = Batch.of(collate([pairs[pair] for pair in members]))
-        for name, value in expected.items():
-            assert torch.equal(part[name], value), name
 
 
 @pytest.mark.parametrize("workers", [0, 2])

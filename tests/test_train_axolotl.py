@@ -160,29 +160,13 @@ def test_the_same_seed_gives_the_same_adapter_start(stage, straight):
         },
     ],
 )
-def test_accumulation_equals_one_big_batch(stage, unlearn, monkeypatch):
-    """4 pairs at once against 4 times 1, and against at most 100 tokens a forward: rows of
-    unequal length, entries limited to a kind. With
+def test_accumulation_equals_one_big_batch(stage, unlearn):
+    """4 pairs at once against 4 times 1: rows of unequal length, entries limited to a kind. With
     SGD, since Adam divides tiny gradients by their size and so shows float32 rounding."""
-    from axolotl_unlearn.training import trainer
-
-    pairing = {"retain_per_forget": 1}
-    base = {"unlearn": config(stage, "x")["unlearn"] | unlearn | {"pairing": pairing}}
+    base = {"unlearn": config(stage, "x")["unlearn"] | unlearn}
     base |= {"optimizer": "sgd", "learning_rate": 0.1}
     one = train(stage, "big", **base, micro_batch_size=4)
     cut = train(stage, "cut", **base, micro_batch_size=1, gradient_accumulation_steps=4)
-    forwards, real = [], trainer.step_loss
-
-    def counted(model, batch, *args, **options):
-        forwards.append((int(batch["attention_mask"].sum()), len(batch["role"])))
-        return real(model, batch, *args, **options)
-
-    monkeypatch.setattr(trainer, "step_loss", counted)
-    pairing["max_tokens"] = 100
-    budget = train(stage, "budget", **base, micro_batch_size=4)
-    assert len(forwards) > 6 and all(tokens <= 100 or rows == 2 for tokens, rows in forwards)
-    assert any(rows > 2 for _, rows in forwards)
-    assert_same(one, budget, atol=1e-6)
     start = train(stage, "none", **base | {"learning_rate": 1e-12}, max_steps=1)
     assert_same(one, cut, atol=1e-6)
     moved = max((adapter(one)[n] - w).abs().max().item() for n, w in adapter(start).items())

@@ -348,14 +348,6 @@ def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, mo
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_when_the_time_is_up_the_run_ends_with_a_last_look(life):
-    """A thousandth of a second is over after the first step of six."""
-    out = train(life, example(life, "timed", every=5, settle=0.0, minutes=1e-5, per_document=True))
-    report = json.loads((out / "level.json").read_text())
-    assert [seen["step"] for seen in report["watched"]] == [0, 1] and report["kept_step"] == 1
-    assert (out / "model.safetensors").is_file()
-
-
 def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     """Against plain forwards: the teacher's numbers are those of a separately run model, and the
     first calibration maps its held-out quantiles on the policy's."""

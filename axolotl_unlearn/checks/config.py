@@ -166,9 +166,6 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (sharding and args.level,
          "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
          "train on one device or with DDP."),
-        (sharding and args.pairing.max_tokens,
-         f"`unlearn.pairing.max_tokens` does not go with `{sharding}`, which counts on one forward "
-         "a micro-batch: remove it and lower `micro_batch_size`."),
         (cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns),
          "`unfrozen_parameters` trains weights outside of the adapter, which its folder does not "
          "hold, or none: remove it or `adapter`, or name the module in `lora_modules_to_save`."),

@@ -345,12 +345,6 @@ class PairingArgs(Strict):
     """How forget and retain rows meet in a batch."""
 
     retain_per_forget: int = Field(1, ge=0, description="retain rows for each forget row")
-    max_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="tokens of one forward: a larger micro-batch is cut between its pairs, with "
-        "the same update; default: the whole micro-batch",
-    )
 
 
 class Sides(Strict):
@@ -435,7 +429,6 @@ class LevelArgs(Strict):
     least_rows: int = Field(
         1, gt=0, description="forget rows below which `feature_matching` and its kin do nothing"
     )
-    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
     certainty: bool = Field(
         False,
         description="set the temperature of `nckd` so that the model is as sure of forget rows as "

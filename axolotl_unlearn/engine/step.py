@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from axolotl_unlearn.columns import ROLES
@@ -121,31 +120,3 @@ def _ask_references(
             needs = together(view.of_reference() for view in asking)
             answers[source] = source.look_up(model, unwrapped, batch, needs)
     return [answers[source] for source in sources]
-
-
-def in_parts(batch: Batch, budget: int | None, *, padded: bool) -> list[Batch]:
-    """A micro-batch cut between its pairs; one pair of more tokens is a part of its own.
-
-    Args:
-        batch: Of `PairCollator`: rows by role, those of a role in the order of the pairs.
-        budget: Tokens of a part; None for the whole batch.
-        padded: Whether padding counts, as where rows are not laid end to end.
-    """
-    roles = batch.on_host("role")
-    pairs = int((roles == ROLES["forget"]).sum())
-    if budget is None or pairs < 2:
-        return [batch]
-    lengths = batch.on_host("attention_mask").sum(-1)
-    rows = [np.flatnonzero(roles == role) for role in ROLES.values()]
-    if any(len(members) % pairs for members in rows):
-        return [batch]
-    members = np.concatenate([of_role.reshape(pairs, -1) for of_role in rows], axis=1)
-    parts, taken = [], [0]
-    for pair in range(1, pairs):
-        inside = lengths[members[[*taken, pair]]]
-        if (inside.size * inside.max() if padded else inside.sum()) > budget:
-            parts.append(taken)
-            taken = []
-        taken = [*taken, pair]
-    parts.append(taken)
-    return [batch.rows(np.sort(members[part], axis=None)) for part in parts]

@@ -8,7 +8,6 @@ the level (`axolotl_unlearn.reference.level`), and attacks compare the forget do
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -270,7 +269,7 @@ def _kept(
 
 
 def agreed(mine: T) -> T:
-    """The first process's: clocks and last bits differ, and all must end at one step."""
+    """The first process's: last bits differ, and all must end at one step."""
     return broadcast_object_list([mine])[0]
 
 
@@ -308,7 +307,7 @@ class LevelCallback(Extension):
     distributions: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
     order_only: bool = False
     rank: int = 0
-    began: float = field(default=0.0, init=False)
+    resumed: bool = field(default=False, init=False)
     kept: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -497,10 +496,9 @@ class LevelCallback(Extension):
 
     def on_checkpoint(self, out: Path, folder: Path) -> None:
         """What a resumed run needs to go on bit by bit."""
-        spent = time.monotonic() - self.began
         declare(out, folder, "log-probs", folder=True)
         with replacing(folder / f"level-{self.rank}.pt") as draft:
-            torch.save((spent, self.kept, [vars(one) for one in self._moving()]), draft)
+            torch.save((self.kept, [vars(one) for one in self._moving()]), draft)
 
     def load(self, folder: Path) -> None:
         """What `on_checkpoint` wrote.
@@ -515,23 +513,21 @@ class LevelCallback(Extension):
                 "of `unlearn.level`; start the run again from its beginning."
             )
         with torch.serialization.safe_globals([Calibration]):
-            spent, self.kept, moved = torch.load(path, "cpu", weights_only=True)
-        self.began = time.monotonic() - spent
+            self.kept, moved = torch.load(path, "cpu", weights_only=True)
+        self.resumed = True
         for one, values in zip(self._moving(), moved, strict=True):
             vars(one).update(values)
 
     def on_train_begin(self, args, state, control, model=None, **_):
-        if self.began:  # resumed
+        if self.resumed:
             return
-        self.began = time.monotonic()
         with evaluating(model):
             self.watch(model, 0, correct=False)
         self.stopping.best = (float("inf"),) * 3  # the start is what is to go
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
-        late = self.args.minutes and agreed(time.monotonic() - self.began > 60 * self.args.minutes)
-        last = step >= state.max_steps or late
+        last = step >= state.max_steps
         if step % (self.args.every or looks_every(state.max_steps)) and not last:
             return control
         settled = step > self.args.settle * state.max_steps
@@ -543,13 +539,9 @@ class LevelCallback(Extension):
             moving = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
             copies = to_host([*moving.values()])  # of a CPU's they are the same tensors
             self.kept = {n: copy.clone() for n, copy in zip(moving, copies, strict=True)}
-        why = ""
         if stop and settled and not last:
             stalled = self.stopping.stalled
             why = "nothing better came" if stalled else "no attack tells forget documents"
-        if late:
-            why = f"the time is up ({self.args.minutes:g} minutes)"
-        if why:
             LOG.info("step %d: %s; done.", step, why)
             control.should_training_stop = True
         return control

@@ -9,7 +9,6 @@ import resource
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
@@ -33,7 +32,7 @@ from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.packing import refuse_packing
-from axolotl_unlearn.engine.step import StepLoss, in_parts, step_loss
+from axolotl_unlearn.engine.step import StepLoss, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write, write_json
@@ -455,9 +454,7 @@ class UnlearnTrainer(AxolotlTrainer):
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
                 forget_moments(self.optimizer)
-            self._count_units(
-                [part for batch in batches for part in self._in_parts(batch)], entries
-            )
+            self._count_units(batches, entries)
         return batches, items
 
     def _count_units(self, batches: Sequence[Batch], entries: Sequence[Entry]) -> None:
@@ -580,18 +577,10 @@ class UnlearnTrainer(AxolotlTrainer):
             model.train()
             loss = own[0].backward(model, batch, last=self.accelerator.sync_gradients)
         else:
-            *first, last = self._in_parts(batch)
-            with self.accelerator.no_sync(model) if first else nullcontext():
-                losses = [super(UnlearnTrainer, self).training_step(model, part) for part in first]
-            loss = sum(losses, super().training_step(model, last, num_items_in_batch))
+            loss = super().training_step(model, batch, num_items_in_batch)
         if not torch.isfinite(loss):
             raise self._blown_up(f"the loss is {loss.item()}", model)
         return loss
-
-    def _in_parts(self, batch: Batch) -> list[Batch]:
-        """With ``pairing.max_tokens``, a micro-batch in several forwards."""
-        args = self.unlearn_args
-        return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Not finite, it would end in the weights; the scaler of fp16 skips such steps itself."""

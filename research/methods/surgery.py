@@ -135,8 +135,6 @@ class BySide(Extension):
                 f"{name} needs both gradients whole on each process; use DDP instead of FSDP or "
                 "DeepSpeed."
             )
-        if args.pairing.max_tokens:
-            faults.append(f"`unlearn.pairing.max_tokens` does not go with {name}; remove it.")
         if cfg.get("gradient_checkpointing") and again.get("use_reentrant"):
             faults.append(
                 f"{name} takes two gradients from one graph; set "
