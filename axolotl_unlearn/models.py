@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def unreachable(name: str) -> str | None:
 
     if os.path.exists(name) or cached_on_hub(name):
         return None
+    if re.match(r"[\w.-]+:\d+(/|$)", name):
+        return f"is no folder; of a server write http://{name}"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") in ("1", "true"):
         return (
             "is no folder here, and not in this machine's cache of the hub, which may not be asked "

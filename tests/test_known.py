@@ -85,6 +85,8 @@ def test_a_folder_with_held_out_texts(home, tmp_path):
 def test_a_folder_alone(home, tmp_path):
     found = audit(home / "documents.jsonl", "--model", home / "model", "--out", tmp_path / "a.json")
     check(found, recognised=False)
+    recited = [one["document"] for one in found["documents"] if one["reading"] == "recited"]
+    assert recited == NAMES[:10]  # in the order of the file
     why = found["documents"][0]["not_measured"]["recognised"]
     assert "--held-out" in why and found["held_out"] is None
 

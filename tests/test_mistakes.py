@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -231,6 +234,9 @@ COMMANDS = {
     "eval model --data asked --min-members 0 --device xpu": "give `--device",
     "attack prompt model --data asked --device xpu": "give `--device",
     "audit forget.jsonl --model bare": "copy the tokenizer files",
+    "audit forget.jsonl --model localhost:8000/v1": "of a server write http://localhost:8000/v1",
+    "eval served=localhost:8000/v1 --data asked": "of a server write http://localhost:8000/v1",
+    "request verify gone.zip": "gone.zip does not exist",
     "audit forget.jsonl --model cut": "copy or make it again",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
     "eval ./nowhere ./gone": "./nowhere does not exist",
@@ -285,6 +291,11 @@ def commands(group, words=()):
 def test_help_fits_into_80_columns(words):
     said = CliRunner().invoke(unlearn, [*words, "--help"], terminal_width=80).output
     assert max(map(len, said.splitlines())) <= 80, max(said.splitlines(), key=len)
+    command = functools.reduce(lambda group, name: group.get_command(None, name), words, unlearn)
+    flat = re.sub(r"\n *", " ", said).replace("- ", "-")
+    for part in inspect.cleandoc(command.callback.__doc__ or "").split("\n\n"):
+        if not part.startswith("\b"):  # an example
+            assert " ".join(part.split()).replace("- ", "-") in flat
 
 
 def test_check_fits_into_80_columns(world, monkeypatch):

@@ -32,7 +32,7 @@ from axolotl_unlearn.requests.export import export, reply, verify_export
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Request
-from axolotl_unlearn.requests.statement import canonical
+from axolotl_unlearn.requests.statement import canonical, sign
 from axolotl_unlearn.requests.verify import verify
 
 GIVEN = {
@@ -411,3 +411,16 @@ def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
     assert {(t["seed"], t["options"]["max_steps"]) for t in tries} == {(7, 5)}
     assert (folder / "REPORT.html").read_text().count("seed 7") == 3
     verify(folder).require()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "RSA", "none", "text"])
+def test_a_key_that_cannot_sign_is_refused_with_the_line_that_makes_one(tmp_path, keys, kind):  # noqa: F811
+    key, signed = tmp_path / "key.pem", tmp_path / "record.json"
+    signed.write_text("{}")
+    if kind == "text":
+        key.write_text("no key")
+    elif kind != "none":
+        subprocess.run(["openssl", "genpkey", "-algorithm", kind, "-out", key], check=True)
+    with fails("record.no-signing-key") as caught:
+        sign(signed, key)
+    assert "openssl ecparam" in str(caught.value)

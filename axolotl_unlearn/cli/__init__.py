@@ -73,15 +73,16 @@ class LazyGroup(click.Group):
 
 
 def _narrow(text: str) -> str:
-    """A command's help in 80 columns: click leaves examples as they are."""
-    lines = []
+    """A command's help in 80 columns: click leaves examples as they are, and wraps the rest."""
+    lines, example = [], False
     for line in text.split("\n"):
+        example = "\b" in line or (example and bool(line.strip()))
         end = " \\" if re.match(r" *(axolotl|lm_eval|mergekit|--)", line) else ""
         indent = line[: len(line) - len(line.lstrip())] + "    "
         parts = textwrap.wrap(
             line, 76, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
-        lines.append(f"{end}\n".join(parts) if len(line) > 78 else line)
+        lines.append(f"{end}\n".join(parts) if example and len(line) > 78 else line)
     return "\n".join(lines)
 
 

@@ -254,7 +254,7 @@ def audit_documents(
         line["q"] = float(value)
         if value <= 1 - LEVEL and line["side"] == "under" and line["reading"] == READINGS[3]:
             line["reading"] = "recognised"
-    lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] or 0, one["document"]))
+    lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] or 0))
     about = None
     if held:
         sides = [[one.text for one in some if not one.question] for some in (items, held)]
@@ -278,7 +278,7 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
         away["recited"] = f"fewer than {FEW} words follow"
     if p is None:
         short = "its text is too short or too long for the model"
-        away["recognised"] = why or (short if texts else "no text of it is in the file")
+        away["recognised"] = why or (short if texts else "its rows have no `document`")
     reading = "recited" if any(recited) else "said" if said else ""
     return {
         "document": document,

@@ -54,8 +54,9 @@ class Request:
                 raise ValueError  # a pipe would be read for ever
             facts = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
+            what = "holds no request" if Path(folder).exists() else "does not exist"
             raise UnlearnError(
-                f"{folder} holds no request; make one with `axolotl-unlearn request new`.",
+                f"{folder} {what}; make a request with `axolotl-unlearn request new`.",
                 code="requests.none",
             ) from None
         except (OSError, ValueError, RecursionError):

@@ -165,9 +165,10 @@ def sign(path: Path, private_key: Path | str) -> Path:
     config, made = _model_signing("signing").Config(), path.with_name(f"{path.name}.sig")
     try:
         config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        why = "it is a key of another kind" if type(error) is AttributeError else _first_line(error)
         raise UnlearnError(
-            f"{private_key} cannot sign ({_first_line(error)}); give the PEM file of an elliptic "
+            f"{private_key} cannot sign ({why}); give the PEM file of an elliptic "
             "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
             code="record.no-signing-key",
         ) from None
