@@ -57,8 +57,6 @@ def unreachable(name: str) -> str | None:
 
     if os.path.exists(name) or cached_on_hub(name):
         return None
-    if re.match(r"[\w.-]+:\d+(/|$)", name):
-        return f"is no folder; of a server write http://{name}"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") in ("1", "true"):
         return (
             "is no folder here, and not in this machine's cache of the hub, which may not be asked "
@@ -158,6 +156,8 @@ def _parse(text: str) -> ModelSpec:
         name, source = "", text
     if equals and not name and not Path(text).exists() and text.startswith("="):
         raise UnlearnError(f"{text!r} has no name before '='; write name=path.", code="models.name")
+    if re.match(r"[\w.-]+:\d+(/|$)", source) and not Path(source).exists():
+        raise UnlearnError(f"{source}: of a server write http://{source}.", code="models.server")
     base, plus, adapter = source.partition("+")
     if plus and not Path(source).exists():
         if not base or not adapter:

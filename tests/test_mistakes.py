@@ -235,7 +235,7 @@ COMMANDS = {
     "attack prompt model --data asked --device xpu": "give `--device",
     "audit forget.jsonl --model bare": "copy the tokenizer files",
     "audit forget.jsonl --model localhost:8000/v1": "of a server write http://localhost:8000/v1",
-    "eval served=localhost:8000/v1 --data asked": "of a server write http://localhost:8000/v1",
+    "eval served=localhost:8000/v1 --data asked --min-members 0": "of a server write http://localhost:8000/v1",
     "request verify gone.zip": "gone.zip does not exist",
     "audit forget.jsonl --model cut": "copy or make it again",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
