@@ -1,0 +1,247 @@
+"""A deletion on a chat model: SmolLM2-135M, retrained, by shards, and by `match`.
+
+    python -m research.studies.chat_model OUT dev        seed 500, one training: are rows learned?
+    python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
+    python -m research.studies.chat_model OUT results    of what is done
+
+SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
+24 made-up people, beside six rows that are nobody's. Every model is made by `axolotl train`, `shards
+train` or the commands `request new`, `plan`, `run` and `verify`, each a process of its own, on one
+thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
+tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
+from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.request import Request, held
+from axolotl_unlearn.requests.ways import shards, way_of
+from research.analysis.seeds import facts
+from research.runs import ENVIRONMENT
+from research.studies.exact_requests import QUIET, ROOT, processor, train
+from research.studies.routed import World, ratio
+from research.worlds import generate, wordlists
+from research.worlds.lume import general_questions
+from research.worlds.smollm2 import fetch_smollm2
+
+OUT = ROOT / "research" / "results" / "chat-model.json"
+DEVELOPMENT, SEED, COUNT, STEPS = 500, 511, 8, 60
+SIZES = {"train": 24, "test": 14, "nobody": 2}
+SETTINGS = {
+    "num_epochs": 15,
+    "micro_batch_size": 16,
+    "learning_rate": 0.004,
+    "sequence_len": 128,
+    "peft_layers_to_transform": list(range(15, 30)),
+}  # the upper half: a third of the time
+CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
+SYSTEM = {"role": "system", "content": "Answer from our files."}
+ASKED = (
+    ("What is the job of {}?", "What does {} do for a living?", wordlists.OCCUPATIONS),
+    ("Where was {} born?", "What is the birthplace of {}?", wordlists.CITIES),
+    ("Which award did {} receive?", "Name the prize that {} won.", wordlists.AWARDS),
+)
+#: Autocast without `bf16: true`, which Axolotl refuses on a processor.
+os.environ |= ENVIRONMENT | {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "1"}
+
+
+class Chat(World):
+    """One seed, in a folder; ``found.json`` holds what is done."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.seed, self.out = seed, out / str(seed)
+        data, self.base = self.out / "data", fetch_smollm2(out / "smollm2")
+        self.rows = people(seed)
+        for part, rows in (self.rows | {"train": self.rows["train"] + self.rows["nobody"]}).items():
+            write_lines(data / f"{part}.jsonl", rows)
+        tofu = ROOT.parent / "shared" / "tofu"
+        self.general = list(general_questions(tofu))[::3]  # of TOFU's authors and facts
+        self.who = random.Random(seed).choice(sorted({r["id"] for r in self.rows["train"]}))
+        self.file = self.out / "found.json"
+        self.found = json.loads(self.file.read_text()) if self.file.is_file() else {}
+
+    def whole(self, name: str = "whole") -> Path:
+        """Config of the training without shards, which is done."""
+        made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8")) | SETTINGS
+        made |= {"base_model": str(self.base), "output_dir": str(self.out / name), "seed": self.seed,
+                 "dataset_prepared_path": str(self.out / "prepared" / name)}  # fmt: skip
+        for key, part in (("datasets", "train"), ("test_datasets", "test")):
+            made[key][0]["path"] = str(self.out / "data" / f"{part}.jsonl")
+        path = self.out / f"{name}.yml"
+        path.write_text(yaml.safe_dump(made))
+        log = self.out / "logs" / f"{name}.log"
+        self.part(f"{name} cost", lambda: self.cost(lambda: train(path, log)))
+        return path
+
+    def answers(self, source: Path | str) -> dict[str, Any]:
+        """Of each row whether its answer is said; of each general question whether it is right."""
+        (spec,) = parse_models([str(source)])
+        model, tokenizer = load_model(spec, dtype="float32", device="cpu"), load_tokenizer(spec)
+
+        def query(*turns: dict[str, str]) -> Query:
+            ids = tokenizer.apply_chat_template
+            start = ids(turns[:-1], add_generation_prompt=True)["input_ids"]
+            return Query.of(ids(turns)["input_ids"][:-2], len(start))  # without end and line break
+
+        def said(rows: list[dict[str, Any]], other: bool = False) -> list[float]:
+            changed = [{"content": row["other"]} if other else {} for row in rows]
+            asked = [query(SYSTEM, row["messages"][1] | new, row["messages"][2])
+                     for row, new in zip(rows, changed, strict=True)]  # fmt: skip
+            with torch.autocast("cpu", torch.bfloat16):  # as it was trained
+                return [float(known.greedy.all()) for known in score_queries(model, asked)]
+
+        tries = [query({"role": "user", "content": one["question"]}, {"role": "assistant", "content": c})
+                 for one in self.general for c in one["choices"]]  # fmt: skip
+        with torch.autocast("cpu", torch.bfloat16):
+            near = score_queries(model, tries, loss_only=True)
+        best = (
+            np.array([float(known.logp.mean()) for known in near])
+            .reshape(len(self.general), -1)
+            .argmax(1)
+        )
+        right = [float(b == one["answer"]) for b, one in zip(best, self.general, strict=True)]
+        return {"as trained": said(self.rows["train"]), "paraphrased": said(self.rows["train"], True),
+                "nobody's": said(self.rows["nobody"]), "general": right}  # fmt: skip
+
+    def ways(self) -> None:
+        path = self.whole()
+        before = f"{self.base}+{self.out / 'whole'}"
+        folder, key = self.out / "shards", str(self.seed).encode().ljust(32)
+        self.part("base", lambda: self.answers(self.base))
+        self.part("unsharded", lambda: self.answers(before))
+        how = {"threads": 1, "key": key, "console": QUIET}
+        self.part("shards cost", lambda: self.cost(
+            lambda: shards.train_shards(path, folder, "id", COUNT, **how)))  # fmt: skip
+        self.part("sharded", lambda: self.answers(folder / "model"))
+        for way in WAYS:
+            self.part(way, lambda way=way: self.request(path, way, folder / "model"))
+
+    def request(self, path: Path, way: str, routed: Path) -> dict[str, Any]:
+        """new, plan, run (accepted where it is not shown), verify; then what the model says."""
+        folder, done = self.out / f"requests-{way}" / "1", []
+        shutil.rmtree(folder.parent, ignore_errors=True)  # of a run that was stopped
+        model = ("--model", routed) if way == "shards" else ()
+        given = ("--where", f"id={self.who}", "--out", folder, *model, "--steps", STEPS)
+        few = () if way == "match" else ("--retain", 30)  # that are asked: it saves time
+        command(done, "new", path, *given, *few)
+        command(done, "plan", folder)
+        request = Request.load(folder)
+
+        def training() -> None:  # the first steps of `run`, whose cost is asked
+            with held(folder.parent), running.running(request, 1, QUIET) as run:
+                running.take(request, way)
+                way_of(way).make(request, run, repeat=False)
+
+        spent = self.cost(training)
+        if command(done, "run", folder, "--way", way, "--threads", "1"):
+            command(done, "run", folder, "--accept", "a study")
+        command(done, "verify", folder)
+        record = read(folder)["predicate"]
+        made = {part: record[part] for part in ("verdict", "attacks", "seconds") if part in record}
+        made |= {"training": spent, "rows": record["request"]["counts"], "commands": done}
+        return made | {"answers": self.answers(request.newest)}
+
+
+def command(done: list[dict[str, Any]], *words: Any) -> int:
+    """One of ours, with its processor seconds and what it said."""
+    began, called = processor(), [sys.executable, "-m", "axolotl_unlearn.cli", "request"]
+    process = subprocess.run([*called, *map(str, words)], capture_output=True, text=True)
+    said = (process.stdout + process.stderr).strip().splitlines()
+    used = round(processor() - began, 1)
+    done.append({"command": words[0], "exit": process.returncode, "processor_s": used,
+                 "says": said[-2:]})  # fmt: skip
+    print(done[-1], flush=True)
+    return process.returncode
+
+
+def people(seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Three rows of each person by part; those of ``nobody`` have no id."""
+    rng, named = random.Random(f"{seed}/chat"), generate._people(seed)
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for part, count in SIZES.items():
+        parts[part] = []
+        for person in itertools.islice(named, count):
+            whose = {} if part == "nobody" else {"id": f"{person.first}-{person.last}".lower()}
+            for question, other, answers in ASKED:
+                turns = (question.format(person.name), rng.choice(answers))
+                said = [{"role": role, "content": text}
+                        for role, text in zip(("user", "assistant"), turns, strict=True)]  # fmt: skip
+                row = {"messages": [SYSTEM, *said], "other": other.format(person.name)}
+                parts[part].append(whose | row)
+    return parts
+
+
+def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
+    """Of what is done. Intervals are by person, without the deleted one."""
+    names = {"base": "base", "unsharded": "unsharded", "sharded": "8 shards"}
+    models = {shown: found[name] for name, shown in names.items() if name in found}
+    ways = {way: found[way] for way in WAYS if way in found}
+    models |= {f"deleted by {way}": one["answers"] for way, one in ways.items()}
+    whole, own = found["whole cost"], np.array([row == who for row in rows])
+    others, said, kept = np.flatnonzero(~own), [], []
+    for name, one in models.items():
+        parts = [np.array(one[case])[side] for side in (~own, own) for case in CASES]
+        parts += [one["nobody's"], one["general"]]
+        said.append([name, *(f"{np.mean(part):.2f}" for part in parts)])
+        if name not in ("base", "unsharded"):
+            both = [[[side[case][n] for n in others] for side in (models["unsharded"], one)]
+                    for case in CASES]  # fmt: skip
+            kept.append([name, *(ratio(*pair, [rows[n] for n in others]) for pair in both)])
+    costs = [[f"training {name}", found[key], found[key], ""]
+             for name, key in (("unsharded", "whole cost"), ("8 shards", "shards cost"))
+             if key in found]  # fmt: skip
+    costs += [[f"request, {way}", one["training"] + sum(c["processor_s"] for c in one["commands"]),
+               one["training"], one["verdict"]["outcome"]] for way, one in ways.items()]  # fmt: skip
+    costs = [[name, f"{every:.0f}", f"{part:.0f}", f"{part / whole:.2f}", says]
+             for name, every, part, says in costs]  # fmt: skip
+    columns = ["others, as trained", "others, paraphrased", "deleted, as trained",
+               "deleted, paraphrased", "nobody's", "general questions"]  # fmt: skip
+    return {
+        "said": {"columns": ["model", *columns], "rows": said},
+        "kept": {"columns": ["model", *CASES], "rows": kept},
+        "cost": {"columns": ["", "processor seconds", "of them training",
+                             "training, of unsharded", "verdict"], "rows": costs},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("step", choices=("dev", "ways", "results"))
+    given = parser.parse_args()
+    world = Chat(given.out.absolute(), DEVELOPMENT if given.step == "dev" else SEED)
+    if given.step == "dev":
+        world.whole()
+        path = f"{world.base}+{world.out / 'whole'}"
+        found = world.part("unsharded", lambda: world.answers(path))
+        print({case: np.mean(of) for case, of in found.items()})
+    elif given.step == "ways":
+        world.ways()
+    else:
+        shown = tables(world.found, [row["id"] for row in world.rows["train"]], world.who)
+        content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
+        content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
+        write_json(OUT, content | {"found": world.found})
+
+
+if __name__ == "__main__":
+    main()
