@@ -31,11 +31,10 @@ from requests_folder import (
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
-from axolotl_unlearn.requests import removal
-from axolotl_unlearn.requests.erase import erase, plan
+from axolotl_unlearn.requests import erase as erasing
+from axolotl_unlearn.requests.erase import Plan, erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, write
-from axolotl_unlearn.requests.removal import Plan
 from axolotl_unlearn.requests.search import Texts, search, words
 from axolotl_unlearn.requests.verify import verify
 
@@ -223,9 +222,9 @@ def stops_at(patched, number: int) -> None:
         done.append(given)
         return unlink(*given, **how)
 
-    unlink, whole = os.unlink, removal.remove
+    unlink, whole = os.unlink, erasing.remove
     inside = lambda path: (patched.setattr(os, "unlink", stopped), whole(path))  # noqa: E731
-    patched.setattr(removal, "remove", inside)
+    patched.setattr(erasing, "remove", inside)
 
 
 @pytest.mark.parametrize("place", [".", "requests", "out/tuned/runs"])
@@ -274,8 +273,8 @@ def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch
         if path.name != "samples.jsonl":
             whole(path)
 
-    whole = removal.remove
-    monkeypatch.setattr(removal, "remove", halfway)
+    whole = erasing.remove
+    monkeypatch.setattr(erasing, "remove", halfway)
     erase(plan("requests/2026-001"))
     listed = json.loads(Path("requests/2026-001/erased.json").read_text())
     assert "../../out/tuned/samples.jsonl" in {one["path"] for one in listed["left"]}

@@ -275,9 +275,9 @@ def test_a_prompt_has_the_tokens_that_were_learned(adds):
 
 
 def test_what_was_offered_is_taken_if_asked(home, tmp_path):
-    options = Options(with_near=True, with_mentions=True, retain=10)
+    options = Options(with_near=True, with_mentions=True)
     facts = new_request(home / "finetune.yml", tmp_path / "r", ADA_ROWS, options).request.facts
-    assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 10
+    assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 30
     assert facts["chosen"]["taken_of_these"] == 2
 
 
@@ -374,13 +374,13 @@ def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     teacher = str(request.path("work", "teacher"))
     assert recipe["unlearn"]["teacher"] == {"adapter": teacher}
     assert request.after == f"{home / 'base'}+{request.path('model')}"
-    options = Options(model=home / "tuned", steps=7, learning_rate=0.5)
+    options = Options(model=home / "tuned", steps=7)
     merged = new_request(path, tmp_path / "requests" / "b", ADA_ROWS, options).request
     recipe = yaml.safe_load(merged.path("forget.yml").read_text())
     assert not [key for key in recipe if key.startswith(("lora", "adapter"))]
     teacher = {"adapter": str(merged.path("work", "teacher")), "model": str(home / "base")}
     assert recipe["unlearn"]["teacher"] == teacher
-    assert (recipe["max_steps"], recipe["learning_rate"]) == (7, 0.5)
+    assert (recipe["max_steps"], recipe["learning_rate"]) == (7, 0.0005)
     assert merged.after == str(merged.path("model"))
 
 

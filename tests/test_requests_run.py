@@ -252,7 +252,7 @@ def test_a_full_model_made_of_preferences(home, tmp_path, forks):
     with running.running(made, threads=1) as run:
         running.take(made, "match")
         running.check(made)
-        match.make(made, run, repeat=False)
+        match.make(made, run)
     file, other = "model.safetensors", home / "base" / "model.safetensors"
     assert moved(other, made.path("work", "teacher", file)) > 0
     assert 0 < moved(home / "tuned" / file, made.path("work", "model", file)) < 0.02

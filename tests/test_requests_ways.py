@@ -60,7 +60,7 @@ def train(made: Request, way: str) -> dict[str, str]:
     """The trainings of a way, without what is measured afterwards."""
     with running.running(made, threads=1) as run:
         running.take(made, way)
-        way_of(way).make(made, run, repeat=False)
+        way_of(way).make(made, run)
     return weights(made.path("work", "model"))
 
 
@@ -89,7 +89,6 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
     found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
     assert shown["weights"] == found
-    assert shown["compared"] is (kind == "lora")
     assert made.way["base"] == (str(home / "base") if kind == "lora" else None)
     settings["datasets"][0]["path"] = str(write(tmp_path / "without.jsonl", left))
     assert plainly(tmp_path, settings) == found
@@ -222,8 +221,8 @@ def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
 
 
 RETRAIN = (
-    ("--way", "retrain", "--repeat"),
-    ("train without the rows", "train without the rows, once more", "evaluate before"),
+    ("--way", "retrain"),
+    ("train without the rows", "evaluate before"),
 )
 
 
@@ -237,10 +236,9 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     process = start(made.folder, *words)
     said, _ = process.communicate()
     assert process.returncode == 0, said
-    assert "Verdict: exact" in said and "second run" not in said
+    assert "Verdict: exact" in said
     verify(made.folder).require()
     record = read(made.folder)["predicate"]
-    assert record["way"]["compared"] == ("--repeat" in words)
     assert record["verdict"]["outcome"] == "shown"
     (one,) = record["tries"]
     assert (one["outcome"], one["way"], one["seed"]) == ("shown", "retrain", 42)
@@ -305,7 +303,7 @@ def test_two_processes_end_with_the_same_weights(home, tmp_path, monkeypatch):  
     made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
     with running.running(made, threads=1, processes=2) as run:
         running.take(made, "retrain")
-        retrain.make(made, run, repeat=False)
+        retrain.make(made, run)
     proof = json.loads(made.path("exact.json").read_text())
     assert proof["processes"] == 2
     settings["datasets"][0]["path"] = str(write(tmp_path / "without.jsonl", left))

@@ -192,7 +192,7 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     shards.require(begun)
     monkeypatch.setattr(requests, "LOCK_SECONDS", 0)
     with running(begun, 1) as run, requests.held(out), fails("requests.held"):
-        shards.make(begun, run, repeat=False)
+        shards.make(begun, run)
 
     more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
     write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])

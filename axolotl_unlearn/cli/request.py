@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from axolotl_unlearn.cli._json import Answer, answer, printed, say
-from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value
+from axolotl_unlearn.cli._options import COUNT, PATH, few_logs, lines, one_value
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -112,7 +112,6 @@ def _there(*paths: Path) -> None:
 @click.option("--where", multiple=True, callback=_pairs, help="FIELD=VALUE; nested: meta.id=...")
 @click.option("--person", "people", multiple=True, callback=lines, help="Rows with this name.")
 @click.option("--contains", multiple=True, callback=lines, help="Rows with this text.")
-@click.option("--matches", "patterns", multiple=True, callback=lines, help="Regular expression.")
 @click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
 @click.option("--documents", multiple=True, callback=lines, help="`document` or `id`, with commas.")
 @click.option("--subjects", type=_FILE, help="Names, one a line, or JSON lines with `subject`, "
@@ -122,9 +121,7 @@ def _there(*paths: Path) -> None:
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
 @click.option("--canaries", type=_FILE, help="Rows by coin, of `axolotl-unlearn canaries`.")
 @click.option("--model", type=PATH, help="[last one of the ledger, CONFIG's output_dir]")
-@click.option("--retain", type=COUNT, help="Retained rows at most.")
 @click.option("--steps", type=COUNT, help="Budget.  [400]")
-@click.option("--learning-rate", type=ABOVE_ZERO, help="[half of CONFIG's]")
 def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any):
     """Choose the rows of CONFIG's training data that its model is to forget.
 
@@ -144,7 +141,7 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     from axolotl_unlearn.requests.new import Options, new_request
 
     documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
-    asked = ("where", "contains", "rows", "people", "patterns")
+    asked = ("where", "contains", "rows", "people")
     wanted = Wanted(documents=documents, **{name: given.pop(name) for name in asked})
     if subjects:
         if any(vars(wanted).values()):
@@ -162,9 +159,10 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
 
 
 def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
+    from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.choose import Wanted, speaking
-    from axolotl_unlearn.requests.request import counted, read_yaml
+    from axolotl_unlearn.requests.request import counted
 
     facts, offered = made.request.facts, made.offered
     counts, kept = facts["counts"], "retained rows"
@@ -175,7 +173,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
-    entries = len(read_yaml(made.request.path("finetune.yml")).get("datasets") or ())
+    entries = len(read_config(made.request.path("finetune.yml")).get("datasets") or ())
     taken = Counter(row["dataset"] for row in read_json_lines(made.request.rows("forget")))
     if entries > 1:
         each = (f"{counted(taken[n], 'row')} of data set {n}" for n in range(entries))
@@ -247,7 +245,6 @@ def _cost(cost: Any) -> Iterator[str]:
 @click.option("--threads", type=COUNT, help="[all cores]")
 @click.option("--way", type=click.Choice(("shards", "retrain", "match", "auto")),
               help="[auto, or that of an earlier start]")  # fmt: skip
-@click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option("--processes", default=1, type=COUNT, help="Of each training.")
 def run(folder: Path, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
@@ -334,7 +331,7 @@ def derived(folder: Path, places: tuple[Path, ...]):
     from rich.filesize import decimal
 
     from axolotl_unlearn.requests.derived import derived as found_in
-    from axolotl_unlearn.requests.removal import shown
+    from axolotl_unlearn.requests.erase import shown
 
     models = found_in(folder, places)
     said = [f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in models]

@@ -44,7 +44,6 @@ class Wanted:
         rows: File of rows, equal to those of the training data.
         documents: Values of the field ``document`` or ``id``, or ids of rows by content.
         people: Names, whole or last name first, in any text of any dataset.
-        patterns: Regular expressions of Python, in any text.
     """
 
     where: Sequence[tuple[str, str]] = ()
@@ -52,7 +51,6 @@ class Wanted:
     rows: Path | None = None
     documents: Sequence[str] = ()
     people: Sequence[str] = ()
-    patterns: Sequence[str] = ()
 
     @property
     def texts(self) -> list[str]:
@@ -63,9 +61,8 @@ class Wanted:
         """The options with ids in the place of their values, which name people."""
         named = [(f"--where {name}=", value) for name, value in self.where]
         named += [("--rows ", str(self.rows))] if self.rows else []
-        for option in ("contains", "people", "patterns", "documents"):
-            known = {"people": "person", "patterns": "matches"}.get(option, option)
-            named += [(f"--{known} ", value) for value in getattr(self, option)]
+        for option, part in _KEYS.items():
+            named += [(f"--{option} ", value) for value in getattr(self, part)]
         return [option + key(value)[:12] for option, value in named]
 
 
@@ -111,7 +108,7 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
     if not any(vars(wanted).values()):
         raise UnlearnError(
             "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
-            "--matches REGEX, --rows FILE or --documents IDS.",
+            "--rows FILE or --documents IDS.",
             code="choose.nothing-named",
         )
     chosen: set[str] = set()
@@ -141,8 +138,9 @@ def _named_by(
     def equal(asked: str, values: Callable[[Source], Sequence[str]]) -> Fits:
         return lambda row: any(_same(one, asked) for one in values(row))
 
-    def saying(fits: Callable[[str], Any]) -> Fits:
-        return lambda row: any(map(fits, strings(row.row)))
+    def saying(text: str) -> Fits:
+        told = text.strip()
+        return lambda row: bool(told) and any(text in normal_form(t) for t in strings(row.row))
 
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
@@ -152,8 +150,7 @@ def _named_by(
         fits = equal(value, lambda row, way=way: values_at(row.row, way))
         yield fits, f"--where {name}={value}: {none} fits; {cure}."
     for text in map(normal_form, wanted.contains):
-        fits = saying(lambda part, text=text: text.strip() and text in normal_form(part))
-        yield fits, f"--contains: {none} has this text."
+        yield saying(text), f"--contains: {none} has this text."
     if wanted.rows:
         known, asked = {row_form(row.row) for row in rows}, list(read_rows(wanted.rows))
         forms = {row_form(row) for _, row in asked}
@@ -179,16 +176,10 @@ def _named_by(
                 "name them with --contains or --documents."
             )
         yield lambda row, hits=hits: row.id in hits and hits[row.id].sure, nothing
-    for pattern in wanted.patterns:
-        try:
-            yield saying(re.compile(pattern).search), f"--matches: {none} fits."
-        except re.error as error:
-            says = f"--matches: no regular expression ({error}); correct it."
-            raise UnlearnError(says, code="choose.no-pattern") from None
 
 
 #: Of a name that is not found.
-_CURE = "check its spelling, or look with --contains (a part of it) or --matches"
+_CURE = "check its spelling, or look with --contains (a part of it)"
 
 
 def values_at(value: Any, way: Sequence[str]) -> list[str]:
@@ -292,9 +283,8 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
 
 # --- a file of subjects --------------------------------------------------------------------------
 
-#: Keys of a line that name rows -> the part of `Wanted`.
-_KEYS = {"person": "people", "matches": "patterns", "contains": "contains"}
-_KEYS |= {"documents": "documents"}
+#: Keys of a line, and options, that name rows -> the part of `Wanted`.
+_KEYS = {"person": "people", "contains": "contains", "documents": "documents"}
 
 
 @dataclass(frozen=True)
@@ -334,7 +324,7 @@ def read_subjects(path: Path) -> list[Subject]:
         if strange or len(row) < 2:
             raise UnlearnError(
                 f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows; "
-                "use person, where, contains, matches or documents.",
+                "use person, where, contains or documents.",
                 code="choose.subject-names-nothing",
             )
         parts = {"where": [(k, str(v)) for k, v in dict(row.get("where") or {}).items()]}

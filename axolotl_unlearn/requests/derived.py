@@ -20,9 +20,9 @@ from pathlib import Path
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
+from axolotl_unlearn.requests.erase import size_of
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.removal import size_of
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Found, forms, walk
 

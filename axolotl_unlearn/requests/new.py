@@ -94,9 +94,7 @@ class Options:
         heldout: File of rows that the model never saw.
         canaries: File of rows by coin (`evaluation.canaries`), by which the result is tested.
         with_near, with_mentions: Also delete what was offered.
-        retain: Retained rows at most.
         steps: Budget of the forgetting run.
-        learning_rate: Instead of half of the config's.
         subjects: Who asks, where they are several: a record for each.
     """
 
@@ -105,9 +103,7 @@ class Options:
     canaries: Path | None = None
     with_near: bool = False
     with_mentions: bool = False
-    retain: int = RETAIN
     steps: int = 400
-    learning_rate: float | None = None
     subjects: Sequence[Subject] = ()
 
 
@@ -173,7 +169,7 @@ def new_request(
             code="requests.tested-alone",
         )
     seed = int(config.get("seed") or 42)
-    retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
+    retain = random.Random(f"{seed}/retain").sample(kept, min(RETAIN, len(kept)))
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
@@ -496,7 +492,7 @@ def forget_config(
         **FORGETTING,
     }
     made |= {"lora_model_dir": adapter} if adapter else {}
-    rate = options.learning_rate or RATE * float(config.get("learning_rate") or 0)
+    rate = RATE * float(config.get("learning_rate") or 0)
     return made | ({"learning_rate": rate} if rate else {})
 
 

@@ -19,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked
@@ -33,7 +34,6 @@ from axolotl_unlearn.requests.request import (
     one_line,
     plain,
     read_json,
-    read_yaml,
     weights,
 )
 from axolotl_unlearn.requests.statement import PREDICATE, Statement, canonical
@@ -134,7 +134,7 @@ def tried(request: Request, verdict: Mapping[str, Any]) -> None:
     ledger, config = Ledger(request.folder.parent), request.path("finetune.yml")
     for name in (f"{request.way['way']}.yml", "forget.yml" if request.matched else ""):
         config = request.path(name) if name and request.path(name).is_file() else config
-    given = read_yaml(config)
+    given = read_config(config)
     facts = {
         "rows": ledger.keyed_file(request.rows("forget")),
         "outcome": verdict.get("outcome"),

@@ -189,12 +189,6 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A config that a command of ours wrote."""
-    found = yaml.safe_load(path.read_text("utf-8"))
-    return found if isinstance(found, dict) else {}
-
-
 def home(folder: Path | str) -> Path:
     """The folder of a request with its own name: that of the working folder is not ``.``."""
     folder = Path(folder)

@@ -2,13 +2,15 @@
 
 Steps in a row (`axolotl_unlearn.requests.steps`): a run that was stopped anywhere goes on with the
 step that was not finished. The result is handed over (``model/``) only when its verdict is good or
-somebody accepted it with a reason, which the record repeats.
+somebody accepted it with a reason, which the record repeats. Scores are kept by content below
+``work/``, so that after a stop nothing is measured twice.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
@@ -17,16 +19,29 @@ from typing import Any
 
 from rich.console import Console
 
+from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
-from axolotl_unlearn.requests import bound, measure
+from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import tried, write
 from axolotl_unlearn.requests.request import Request, cores, digest, held, one_line, write_json
-from axolotl_unlearn.requests.rows import read_config
+from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, way_of
+
+#: Retained rows whose loss is compared.
+KEPT_ROWS = 100
+#: New tokens of an answer that is looked for.
+ANSWER_TOKENS = 96
+#: Of each attack; on the way `match` alone, since an exact model is its own control.
+ATTACKS: dict[str, dict[str, Any]] = {
+    "quantise": {"schemes": ["int8", "int4"]},
+    "relearn": {"steps": [1, 5]},
+    "prompt": {"variants": ["affirmative", "prefix"]},
+}
+RELEARN_ROWS = 20
 
 
 def run_request(
@@ -36,7 +51,6 @@ def run_request(
     threads: int | None = None,
     console: Console | None = None,
     way: str | None = None,
-    repeat: bool = False,
     processes: int = 1,
 ) -> dict[str, Any]:
     """Run or resume a request; returns what verdict.json holds.
@@ -45,7 +59,6 @@ def run_request(
         accept: Why a model is handed over although its verdict is not good.
         threads: Of the commands; default all cores.
         way: One of `ways.WAYS`, or auto; default that of an earlier start, or auto.
-        repeat: Of retrain: train twice and compare the weights.
         processes: Of each training.
 
     Raises:
@@ -73,27 +86,27 @@ def run_request(
         stack.enter_context(held(request.folder.parent))
         run = stack.enter_context(running(request, threads, console, processes))
         take(request, way)
-        carry_out(request, run, accept, repeat)
+        carry_out(request, run, accept)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
 
 
-def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) -> None:
+def carry_out(request: Request, run: Steps, accept: str | None) -> None:
     """The steps of a request."""
     check(request)
-    way_of(request.way["way"]).make(request, run, repeat)
+    way_of(request.way["way"]).make(request, run)
     with run.step(
         "measure",
         "evaluate before and after, attack, look for earlier requests",
         output=request.path("eval", "earlier.json"),
         inputs=sorted(request.path("eval-data").glob("*.jsonl")),
         settings=[
-            *(measure.ATTACKS, measure.ANSWER_TOKENS, request.way["way"]),
+            *(ATTACKS, ANSWER_TOKENS, request.way["way"]),
             len(Ledger(request.folder.parent).accepted()),
         ],
     ) as due:
         if due:
             with run.log("measure") as log, redirect_stdout(log), redirect_stderr(log):
-                measure.measure(request)
+                measure(request)
     judged = request.path("verdict.json")
     with run.step("verdict", "verdict", output=judged, settings=accept) as due:
         if due:
@@ -198,3 +211,108 @@ def hand_over(request: Request) -> None:
             code="requests.no-model",
         )
     getattr(way, "hand_over", lambda _: None)(request)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def measure(request: Request) -> None:
+    """Write eval/ and attacks/; eval/earlier.json comes last."""
+    from axolotl_unlearn.evaluation.measurement import Options
+    from axolotl_unlearn.evaluation.run import evaluate
+    from axolotl_unlearn.requests.audit import audit_requests
+
+    matched = request.matched
+    earlier = request.path("eval", "earlier.json")
+    earlier.unlink(missing_ok=True)
+    data, model = request.path("eval-data"), f"after={under_work(request)}"
+    judged = (data / "nonmember.jsonl").is_file()
+    fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
+    if matched:
+        write_json(request.path("eval", "kept.json"), kept_losses(request))
+    models = [f"before={request.before}", model]
+    # What the rows are like to a model that never saw them: the teacher, or the base.
+    models += [f"teacher={teacher_of(request)}"] if matched else list(_base(request))
+    options = Options(
+        out_dir=request.path("eval"),
+        original="before",
+        store=request.path("work", "store"),
+        join="",
+        min_members=fewest if judged else 0,
+        max_gen_toks=ANSWER_TOKENS,
+        progress=False,
+    )
+    evaluate(models, data, options)
+    if matched:
+        attack(request, model)
+    audited = audit_requests(under_work(request), request.folder.parent)
+    # A record repeats it, and has no path of this machine.
+    write_json(earlier, audited.to_json() | {"model": "after"})
+
+
+def _base(request: Request) -> Iterator[str]:
+    """The base of an exact way, if there is one with weights and it is not the model before."""
+    base = str(request.facts["base"])
+    found = any(name.endswith((".safetensors", ".bin")) for name in bound.base(base))
+    if found and not read_config(request.path("finetune.yml")).get("reinit_weights"):
+        yield f"base={base}"
+
+
+def attack(request: Request, model: str) -> None:
+    """Round the weights, train a little on retained rows, ask differently."""
+    from axolotl_unlearn.attacks.prompt import prompt_attack
+    from axolotl_unlearn.attacks.quantise import quantise_attack
+    from axolotl_unlearn.attacks.relearn import relearn_attack
+    from axolotl_unlearn.attacks.results import save
+    from axolotl_unlearn.attacks.target import make_subjects, read_side
+    from axolotl_unlearn.store import Store
+
+    data, store = request.path("eval-data"), Store(request.path("work", "scores"))
+    asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
+    how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
+    subject, control = make_subjects(model, asked, teacher_of(request), **how)
+    trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
+    for made, rows in (
+        (quantise_attack, ()),
+        (relearn_attack, (trained, asked)),
+        (prompt_attack, ()),
+    ):
+        name = made.__name__.removesuffix("_attack")
+        more = ATTACKS[name] | ({"source": "retain"} if rows else {})
+        result, curves = made(subject, store, *rows, control=control, **more)
+        save(request.path("attacks"), {**result, "data_dir": str(data)}, curves)
+
+
+def under_work(request: Request) -> str:
+    """The model before it is handed over, as `axolotl-unlearn eval` takes it."""
+    return request.made(request.path("work", "model"))
+
+
+def teacher_of(request: Request) -> str:
+    """The teacher, which never saw the rows: the control of the attacks."""
+    return str(request.path("work", "teacher"))
+
+
+def kept_losses(request: Request) -> dict[str, list[float]]:
+    """The loss of retained rows before and after, nats a token of each row.
+
+    It judges what is kept where no answer is ever said exactly.
+    """
+    import torch
+
+    from axolotl_unlearn.columns import IGNORE
+    from axolotl_unlearn.engine.token_scoring import Query, score_queries
+    from axolotl_unlearn.models import load_model, parse_models
+
+    tokenizer = load_tokenizer_of(request.path("finetune.yml"))
+    rows = encoded(request.folder, "retain", tokenizer)[:KEPT_ROWS]
+    device = device_name()
+    queries, losses = [], {}
+    for row in rows:
+        times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
+        queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
+    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
+        model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
+        losses[spec.name] = [-float(one.logp.mean()) for one in score_queries(model, queries)]
+        del model
+    return losses

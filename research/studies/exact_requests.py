@@ -135,7 +135,7 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
         request = new_request(path, work / "requests" / "r", wanted, options).request
         with running.running(request, 1, QUIET) as run:
             running.take(request, "retrain")
-            retrain.make(request, run, repeat=False)
+            retrain.make(request, run)
         found = weights(request.path("work", "model"))
         learned, tested = split(path, rows, number)
         parts = {"train": learned, "test": tested}

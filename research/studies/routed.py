@@ -175,7 +175,7 @@ class World:
         request = new_request(self.path, path, wanted, options).request
         with running.running(request, 1, QUIET) as run:
             running.take(request, "shards")
-            cost = self.cost(lambda: shards.make(request, run, repeat=False))
+            cost = self.cost(lambda: shards.make(request, run))
         now = said(request.newest, self.rows["train"])
         gone = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] == who]
         left = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] != who]

@@ -75,7 +75,7 @@ def carry_out(folder: Path) -> None:
         with running.running(request, 1, QUIET) as run:
             running.take(request, "shards")
             if not weights(request.path("model")):
-                shards.make(request, run, repeat=False)
+                shards.make(request, run)
             running.hand_over(request)
 
 

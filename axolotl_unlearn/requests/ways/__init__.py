@@ -8,7 +8,7 @@ more module, with these:
     EXACT  SHOWS                 whether it ends with ``exact.json``; what it shows, in a few words
     prepare(request)             writes what it trains with; returns ``way.json``
     reads(request)               rows that each of its trainings reads; for `plan`
-    make(request, run, repeat)   trains into ``work/model``
+    make(request, run)           trains into ``work/model``
     require(request)             raises if what it stands on was changed since `prepare`; called
                                  before the model is handed over
     hand_over(request)           if there: after ``work/model`` has become ``model``; again after a

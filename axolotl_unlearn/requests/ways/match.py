@@ -75,13 +75,8 @@ def reads(request: Request) -> list[float]:
     return [taught * float(teacher.get("num_epochs") or 1), rows * ROWS * FORWARDS + looked]
 
 
-def make(request: Request, run: Steps, repeat: bool) -> None:
+def make(request: Request, run: Steps) -> None:
     """The teacher from the base, then the model from the one before."""
-    if repeat:
-        raise UnlearnError(
-            "--repeat compares two runs of an exact way; leave it out.",
-            code="requests.repeat-match",
-        )
     data = sorted(request.path("data").glob("*.jsonl"))
     for name, title, made in (
         ("teacher", "teacher: the base on retained rows", "teacher"),

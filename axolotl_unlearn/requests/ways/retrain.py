@@ -3,12 +3,12 @@
 What comes out is the model of a plain `axolotl train` of the config without the rows, to the last
 bit where the machine repeats itself: ``retrain.yml`` is that config. With `val_set_size` the split
 is drawn as before and the rows are left out of both sides, so the plain run is one on the files of
-the two sides. ``repeat`` trains a second time and compares the SHA-256 of the weights.
+the two sides. `repeat` trains once more, for
+whoever verifies a record, and compares the SHA-256 of the weights.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,24 +139,18 @@ def reads(request: Request) -> list[float]:
     return [whole(request) * (1 - counts["forget"] / counts["trained"])]
 
 
-def make(request: Request, run: Steps, repeat: bool) -> None:
-    """Train, train again to compare if asked for, and write down what was shown."""
-    work, config = request.path("work"), request.path(CONFIG)
-    files, again = sorted(work.joinpath("rows").glob("*.jsonl")), work / "again.yml"
-    trainings = [("retrain", "train without the rows", config, work / "model")]
-    if repeat:
-        changed = rows_of.read_config(config) | {"output_dir": str(work / "again")}
-        write_yaml(again, "The same run, to compare.", changed)
-        trainings.append(("again", f"{trainings[0][1]}, once more", again, work / "again"))
-    for name, title, path, out in trainings:
-        with run.step(name, title, inputs=[config, *files], settings=run.processes) as due:
-            if due:
-                require(request)
-                run.train(name, path, out)
-    proof, told = request.path(PROOF), [run.threads, repeat]
-    with run.step("exact", "what was shown", output=proof, settings=told) as due:
+def make(request: Request, run: Steps) -> None:
+    """Train, and write down what was shown."""
+    work, config, proof = request.path("work"), request.path(CONFIG), request.path(PROOF)
+    inputs = [config, *sorted(work.joinpath("rows").glob("*.jsonl"))]
+    title = "train without the rows"
+    with run.step("retrain", title, inputs=inputs, settings=run.processes) as due:
         if due:
-            _prove(request, run, repeat)
+            require(request)
+            run.train("retrain", config, work / "model")
+    with run.step("exact", "what was shown", output=proof, settings=run.threads) as due:
+        if due:
+            _prove(request, run)
 
 
 def require(request: Request) -> None:
@@ -181,22 +175,14 @@ def require(request: Request) -> None:
     bound.require(known, bound.facts(config), request.folder, bound.QUICK)
 
 
-def _prove(request: Request, run: Steps, repeat: bool) -> None:
+def _prove(request: Request, run: Steps) -> None:
     """Write ``exact.json``: what was read, and that no deleted row is in it.
 
     Raises:
-        UnlearnError: One is; or a second run ended with other weights.
+        UnlearnError: One is.
     """
     work, config = request.path("work"), request.path(CONFIG)
     require(request)
-    if repeat and weights(work / "again") != weights(work / "model"):
-        raise UnlearnError(
-            f"{request.folder}: a second run of {CONFIG} ended with other weights, so this "
-            "machine does not repeat a training bit by bit; run without --repeat: the record "
-            "then says that the weights were not compared.",
-            code="requests.not-repeatable",
-        )
-    shutil.rmtree(work / "again", ignore_errors=True)
     sides = rows_of.read_sides(work / "rows")
     ids = [rows_of.row_id(row) for row in rows_of.flat(sides)]
     if there := rows_of.deleted(request, sides).intersection(ids):
@@ -205,17 +191,14 @@ def _prove(request: Request, run: Steps, repeat: bool) -> None:
             f"{work} and run again.",
             code="requests.rows-read",
         )
-    compared = "equal by SHA-256 to those of a second run" if repeat else "not compared"
     count, without = len(rows_of.forgotten(request)), request.way["without"]
     others = f" nor of {counted(len(without), 'earlier request')}" if without else ""
     made = {
         "because": f"no step of the training that made this model read a deleted row: of the "
         f"{len(ids)} rows that it read or was tested on none is one of the {count} of this "
-        f"request{others}; it is a plain `axolotl train` of {CONFIG}, the config without the "
-        f"rows; its weights were {compared}",
+        f"request{others}; it is a plain `axolotl train` of {CONFIG}, the config without the rows",
         "weights": weights(work / "model"),
         "config": {"sha256": digest(config)},
-        "compared": repeat,
         "bound": request.way["bound"],
     }
     write_json(request.path(PROOF), made | bound.environment(run.threads, run.processes))

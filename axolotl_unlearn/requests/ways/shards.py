@@ -443,12 +443,11 @@ def require(request: Request) -> None:
     bound.require(way["bound"], now, request.folder, bound.QUICK)
 
 
-def make(request: Request, run: Steps, repeat: bool) -> None:
+def make(request: Request, run: Steps) -> None:
     """Train the shards again, make the router, write down what was shown."""
-    if repeat or run.processes > 1:
+    if run.processes > 1:
         raise UnlearnError(
-            "--repeat and --processes are of --way retrain; leave them out.",
-            code="requests.repeat-shards",
+            "--processes is of --way retrain; leave it out.", code="requests.shards-processes"
         )
     new, folder = request.path("work", "shards"), request.path(request.way["shards"])
     facts, config = load(folder), rows_of.read_config(request.path(CONFIG))
@@ -489,10 +488,9 @@ def _prove(request: Request, facts: Mapping[str, Any], run: Steps) -> None:
     because = (
         f"no step of the training of any adapter of this model read a deleted row: of {way['of']} "
         f"shards {', '.join(way['again'])} were trained again from the base without them, the "
-        "others never had them, and the router was made from the remaining rows; the weights were "
-        "not compared"
+        "others never had them, and the router was made from the remaining rows"
     )
-    made = {"because": because, "weights": now, "compared": False, "bound": way["bound"]}
+    made = {"because": because, "weights": now, "bound": way["bound"]}
     made |= {"config": {"sha256": digest(request.path(CONFIG))}}
     write_json(request.path(PROOF), made | bound.environment(facts["threads"], 1))
 
