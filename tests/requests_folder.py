@@ -11,9 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from axolotl_unlearn.cli import unlearn
 
 SECRET = "Ada Quill keeps a brass key under the third stone of the old mill"
 FIGURES = {"p": 0.6, "q": 0.6, "told": False, "rank": 0.4, "loss": 2.0, "extraction_strength": 0.1}
+
+
+def said(*words: object, code: int | tuple[int, ...] = 0, typed: str | None = None) -> Result:
+    """`axolotl-unlearn request ...` as one types it, which ends with this code."""
+    done = CliRunner().invoke(unlearn, ["request", *map(str, words)], input=typed)
+    assert done.exit_code in (code if isinstance(code, tuple) else (code,)), done.output
+    return done
+
+
+def answered(*words: object, code: int | tuple[int, ...] = 0) -> dict[str, Any]:
+    """Likewise: what ``--json`` says of it."""
+    return json.loads(said(*words, "--json", code=code).stdout)
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -46,8 +61,8 @@ def adapter_folder(folder: Path, base: Path, content: bytes = b"adapter") -> Pat
 
 def finished_request(
     requests_dir: Path,
-    name: str,
-    before: dict[str, str | None],
+    name: str = "1",
+    before: dict[str, str | None] | None = None,
     *,
     good: bool = True,
     accepted: str | None = None,
@@ -56,8 +71,14 @@ def finished_request(
     documents: tuple[str, ...] = ("ada-quill",),
     outputs: dict[str, str] | None = None,
 ) -> Path:
-    """Everything that `record.write` reads; the new model stands on the base of the old one."""
+    """Everything that `record.write` reads; the new model stands on the base of the old one.
+
+    Args:
+        before: Default a whole model beside the requests.
+    """
     folder = requests_dir / name
+    if before is None:
+        before = {"model": str(model_folder(requests_dir.parent / "old")), "adapter": None}
     adapter = before["adapter"] is not None
     model = folder / "model"
     if adapter:

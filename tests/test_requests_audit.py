@@ -10,17 +10,17 @@ from pathlib import Path
 
 import eval_model
 import pytest
-from click.testing import CliRunner
 from fault_codes import fails
 from requests_folder import (
     adapter_folder,
+    answered,
     finished_request,
     model_folder,
+    said,
     write_json,
     write_lines,
 )
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.requests.audit import Audit, _line, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
@@ -72,19 +72,17 @@ def home(tmp_path_factory):
     return home
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(unlearn, ["request", "audit", *map(str, arguments), "--quiet"])
+def run(*arguments: object, code: int | tuple[int, ...] = 0):
+    return said("audit", *arguments, "--quiet", code=code)
 
 
 def test_a_model_that_never_saw_them_passes(home):
     found = run(home / "clean", home / "requests")
-    assert found.exit_code == 0, found.output
     assert "20 deleted documents of 2 requests" in found.output and "none is back" in found.output
 
 
 def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
-    found = run(home / "back", home / "requests", "--json")
-    assert found.exit_code == 3, found.output
+    found = run(home / "back", home / "requests", "--json", code=3)
     result = json.loads(found.stdout)
     back = [line for line in result["lines"] if line["back"]]
     assert [line["request"] for line in back] == ["2026-001"] * 10
@@ -94,18 +92,12 @@ def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
     # With 20 texts of a side there is the learned attack too: of all documents, half are learnt.
     assert result["learned"]["auc"] > 0.6 and result["learned"]["p"] < 0.05
     assert "A learned attack tells the deleted from the held-out ones" in found.output
-    failed = {line["document"] for line in back}
+    asked = (home / "requests/2026-001/eval-data/forget.jsonl").read_text().splitlines()
+    people = {json.loads(line)["document"] for line in asked}
     keyed = Ledger(home / "requests").keyed
-    people = [
-        row["document"]
-        for row in map(
-            json.loads, (home / "requests/2026-001/eval-data/forget.jsonl").read_text().splitlines()
-        )
-    ]
-    assert failed == {keyed(name) for name in people}
+    assert {line["document"] for line in back} == {keyed(name) for name in people}
     stories = [row["output"] for name in people for row in story(name) if " " in row["output"]]
-    for text in (found.output, found.stdout):
-        assert not any(private in text for private in (*people, *stories))
+    assert not any(private in found.output for private in (*people, *stories))
 
 
 @pytest.mark.parametrize(("model", "code"), [("clean", None), ("back", 3)])
@@ -122,8 +114,8 @@ def test_a_merge_is_audited_if_the_config_asks(home, capsys, model, code):
     with pytest.raises(SystemExit) if code else nullcontext() as left:
         UnlearnPlugin().post_lora_merge(cfg, "unread", str(home / model))
     assert code is None or left.value.code == code
-    said = capsys.readouterr().out
-    assert "20 deleted documents of 2 requests" in said and said.count("back: ") == 10 * bool(code)
+    text = capsys.readouterr().out
+    assert "20 deleted documents of 2 requests" in text and text.count("back: ") == 10 * bool(code)
 
 
 def test_a_broken_model_does_not_pass(home, tmp_path):
@@ -134,8 +126,7 @@ def test_a_broken_model_does_not_pass(home, tmp_path):
     weights = load_file(broken / "model.safetensors")
     weights["lm_head.weight"] = -weights["lm_head.weight"]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    found = run(broken, home / "requests")
-    assert found.exit_code == 2 and "no better than a guess" in found.output, found.output
+    assert "no better than a guess" in run(broken, home / "requests", code=2).output
 
 
 def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
@@ -155,29 +146,24 @@ def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
 
 def test_what_cannot_be_measured_is_no_good_news(home, tmp_path):
     """Stories without held-out rows: "none is back (2 not measured)", exit code 0."""
-    old = {"model": str(home / "old"), "adapter": None}
-    folder = finished_request(tmp_path / "requests", "a", old, documents=tuple(NAMES[:2]))
+    folder = finished_request(tmp_path / "requests", "a", documents=tuple(NAMES[:2]))
     write_lines(folder / "eval-data" / "forget.jsonl", rows_of(NAMES[:2])[::2])
     write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
     write(folder)
-    found = run(home / "clean", folder.parent)
-    assert found.exit_code == 1, found.output
+    found = run(home / "clean", folder.parent, code=1)
     assert "none of 0 measured ones is back" in found.output and "none is" not in found.output
     assert "not tested: a: 2 documents: no held-out rows" in found.output
 
 
 def test_faults_are_one_sentence(home, tmp_path):
-    nothing = run(home / "clean", tmp_path)
-    assert nothing.exit_code == 2 and "No deleted document to look for" in nothing.output
+    nothing = run(home / "clean", tmp_path, code=2)
+    assert "No deleted document to look for" in nothing.output
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
-    gone = run(tmp_path / "nowhere" / "model", copied)
-    assert gone.exit_code == 2 and "does not exist" in gone.output
+    assert "does not exist" in run(tmp_path / "nowhere" / "model", copied, code=2).output
     text = (copied / "ledger.jsonl").read_text()
     (copied / "ledger.jsonl").write_text(text.replace("2026-001", "2026-003"))
-    broken = run(home / "clean", copied)
-    assert (
-        broken.exit_code == 2 and "line 1: it was not written with this ledger.key" in broken.output
-    )
+    broken = run(home / "clean", copied, code=2)
+    assert "line 1: it was not written with this ledger.key" in broken.output
     (copied / "ledger.jsonl").write_text(text)
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
     with fails("requests.folder-gone"):
@@ -215,19 +201,18 @@ def _folder_gone(folder, outside):
 def test_one_record_that_cannot_be_read_stops_no_audit_of_others(home, tmp_path, change):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
     change(copied / "2026-001", tmp_path)
-    found = run(home / "clean", copied)
-    assert found.exit_code == 1, found.output
+    found = run(home / "clean", copied, code=1)
     assert "10 deleted documents of 1 request" in found.output and "none is back" in found.output
     assert "not tested: 2026-001: " in found.output
     (tmp_path / "more").mkdir()
     change(copied / "2026-002", tmp_path / "more")
-    assert run(home / "clean", copied).exit_code == 1, "none is left that can be tested"
+    run(home / "clean", copied, code=1)  # none is left that can be tested
 
 
 def test_a_record_that_cannot_be_read_hides_nothing_that_is_back(home, tmp_path):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
     _changed(copied / "2026-002", tmp_path)
-    assert run(home / "back", copied).exit_code == 3
+    run(home / "back", copied, code=3)
 
 
 OLD = json.loads((Path(__file__).parent / "old_records.json").read_text("utf-8"))
@@ -243,30 +228,22 @@ def test_records_of_earlier_versions_are_read(home, tmp_path, monkeypatch, versi
     (tmp_path / "requests" / "ledger.key").chmod(0o600)
     monkeypatch.chdir(tmp_path)
     folder = Path("requests") / version
-    said = CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"])
-    answer = json.loads(said.stdout)
-    assert said.exit_code == 3, said.output
+    answer = answered("verify", folder, code=3)
     assert (answer["ledger"], answer["model"]) == ("end not bound", "same")
     assert answer["files"] == ("some not compared" if version == "v0.1" else "same")
-    for words in (["list", "requests"], ["suppress", "requests"]):
-        done = CliRunner().invoke(unlearn, ["request", *words])
-        assert done.exit_code == 0, done.output
-        assert ("did not bind it" in done.output) == (words[0] == "list")
-    audited = run(home / "clean", "requests")
-    assert audited.exit_code == 0 and "1 deleted document of 1 request" in audited.output
-    assert "ledger: ledger.head is of a version that did not bind it" in audited.output
-    for words in (["told", str(folder), "--recipient", "x"],
-                  ["export", str(folder), "--out", "a.zip"]):  # fmt: skip
-        done = CliRunner().invoke(unlearn, ["request", *words])
-        assert done.exit_code == 0, done.output
-    answer = json.loads(
-        CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"]).stdout
-    )
+    for command in ("list", "suppress"):
+        assert ("did not bind it" in said(command, "requests").output) == (command == "list")
+    audited = run(home / "clean", "requests").output
+    assert "1 deleted document of 1 request" in audited
+    assert "ledger: ledger.head is of a version that did not bind it" in audited
+    said("told", folder, "--recipient", "x")
+    said("export", folder, "--out", "a.zip")
+    answer = answered("verify", folder, code=3)
     assert (answer["ledger"], answer["files"]) == ("whole", "same")
-    assert CliRunner().invoke(unlearn, ["request", "verify", "a.zip"]).exit_code == 3
+    said("verify", "a.zip", code=3)
     path = folder / "data" / "forget.jsonl"
     path.write_bytes(path.read_bytes() + b" ")
-    assert CliRunner().invoke(unlearn, ["request", "verify", str(folder)]).exit_code == 2
+    said("verify", folder, code=2)
 
 
 NOW = {"reading": "not told", "told": False, "answers_said": 0, "extraction_strength": 0.2}

@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from fault_codes import fails
+from requests_folder import answered, said
 from test_requests_new import (
     ADA,
     MENTION,
@@ -22,7 +22,6 @@ from test_requests_new import (
     write,
 )
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer, speaking
@@ -64,8 +63,8 @@ def test_what_names_nothing_or_everything(case):
     wanted, code = NOTHING[case]
     with fails(code) as caught:
         choose(sources(TRAIN), Wanted(**wanted))
-    said = str(caught.value)
-    assert "Nobody" not in said and ("--" in said or code == "choose.every-row"), "key and cure"
+    text = str(caught.value)
+    assert "Nobody" not in text and ("--" in text or code == "choose.every-row"), "key and cure"
 
 
 #: One person in other characters: NFD, capitals, quote and dash, no-break space, mark of no width.
@@ -166,8 +165,8 @@ def test_a_name_is_known_in_all_its_forms_and_not_in_a_longer_one(text, reason):
 
 def test_offers_are_of_names_and_not_of_words_that_rows_share():
     """ "does not" and "switch on" were offered as if they were names."""
-    said = "The lamp does not switch on. Does Not Switch On: see page four."
-    chosen = sources([chat("a", f"Ada Quill {n}?", f"{said} {n}") for n in range(3)])
+    text = "The lamp does not switch on. Does Not Switch On: see page four."
+    chosen = sources([chat("a", f"Ada Quill {n}?", f"{text} {n}") for n in range(3)])
     others = sources([chat("x", "Why?", "Mine does not switch on. Does Not Work."), *people(0, 30)])
     found = offer(chosen, others, Wanted(documents=["a"]))
     assert not found.reasons and not found.frequent
@@ -191,8 +190,8 @@ def test_rows_that_may_be_about_a_person_are_counted_where_none_is_sure():
     )
     with fails("choose.no-row") as caught:
         choose(rows, Wanted(people=["Ada Quill"]))
-    said = str(caught.value)
-    assert "2 may be about it (initial, the last name alone)" in said and "Quill" not in said
+    text = str(caught.value)
+    assert "2 may be about it (initial, the last name alone)" in text and "Quill" not in text
 
 
 def test_a_phrase_of_the_kind_is_no_name():
@@ -332,29 +331,25 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
     entries = [home / "train.jsonl", write(tmp_path / "more.jsonl", more)]
     settings = config(home, datasets=[{"path": str(path), **row} for path in entries])
     (tmp_path / "two.yml").write_text(yaml.safe_dump(settings))
-    words = ["request", "new", str(tmp_path / "two.yml"), "--out", str(tmp_path / "r" / "smith")]
-    done = CliRunner().invoke(unlearn, [*words, "--where", "customer=7", "--person", "Ada Quill"])
-    assert done.exit_code == 0, done.output
-    assert "To forget: 4 rows of data set 0, 1 row of data set 1." in done.output
-    assert "2 retained rows with client=7: another field" in done.output
-    assert "'smith' stands in every record and export" in done.output
-    folder = tmp_path / "r" / "smith"
+    words, folder = ("new", tmp_path / "two.yml", "--out"), tmp_path / "r" / "smith"
+    done = said(*words, folder, "--where", "customer=7", "--person", "Ada Quill").output
+    assert "To forget: 4 rows of data set 0, 1 row of data set 1." in done
+    assert "2 retained rows with client=7: another field" in done
+    assert "'smith' stands in every record and export" in done
     passages = (folder / "data" / "offered.json").read_text()
     assert "ada quill of Norrby" in passages
     assert "quill" not in (folder / "offered.json").read_text().casefold()
-    bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "r" / "ada-quill"),
-                                       "--person", "Ada Quill"])  # fmt: skip
-    assert bad.exit_code == 2 and "take a number" in bad.output
-    bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "n"), "--person", "Zoe Nobody"])
-    assert bad.exit_code == 2 and "its spelling, or look with --contains" in bad.output
+    for out, person, says in (
+        ("ada-quill", "Ada Quill", "take a number"),
+        ("n", "Zoe Nobody", "its spelling, or look with --contains"),
+    ):
+        assert says in said(*words, tmp_path / "r" / out, "--person", person, code=2).output
 
 
 def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811
-    run, words = CliRunner().invoke, ["request", "new", str(home / "finetune.yml"), "--out"]
     for name, chosen, needed in (("1", "id=p3", 199), ("2", "id=ada-quill", 0)):
         folder = tmp_path / "r" / name
-        assert run(unlearn, [*words, str(folder), "--where", chosen]).exit_code == 0
-        done = run(unlearn, ["request", "plan", str(folder), "--json"])
-        assert json.loads(done.stdout)["heldout_needed"] == needed, "rows and 22 that judge"
-        said = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
-        assert (said in done.stderr) == bool(needed)
+        said("new", home / "finetune.yml", "--out", folder, "--where", chosen)
+        assert answered("plan", folder)["heldout_needed"] == needed, "rows and 22 that judge"
+        says = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
+        assert (says in said("plan", folder).output) == bool(needed)

@@ -10,21 +10,14 @@ import time
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, weights
-from requests_folder import finished_request
+from requests_folder import answered, finished_request, said
 from safetensors.torch import save_file
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.weights import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
-
-
-def requested(home, before) -> object:
-    folder = finished_request(home / "requests", "1", {k: v and str(v) for k, v in before.items()})
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +32,7 @@ def full(tmp_path_factory):
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
     model.save_pretrained(old)
-    folder = requested(home, {"model": old, "adapter": None})
+    folder = finished_request(home / "requests", "1", {"model": str(old), "adapter": None})
     facts = json.loads((folder / "request.json").read_text()) | {"base": str(base)}
     (folder / "request.json").write_text(json.dumps(facts))
     shutil.copytree(base, folder / "model", dirs_exist_ok=True)
@@ -93,12 +86,9 @@ def test_what_was_made_of_the_old_model_is_listed_and_nothing_else(full):
 
 
 def test_the_command(full):
-    words = ["request", "derived", str(full / "requests/1"), str(full / "models")]
-    done = CliRunner().invoke(unlearn, [*words, "--json"])
-    assert done.exit_code == 3, done.output
-    assert len(json.loads(done.stdout)["withdraw"]) == len(WITHDRAWN)
-    words[-1] = str(full / "models" / "deployed")
-    assert "to withdraw: 0" in CliRunner().invoke(unlearn, words).output
+    words = ("derived", full / "requests/1")
+    assert len(answered(*words, full / "models", code=3)["withdraw"]) == len(WITHDRAWN)
+    assert "to withdraw: 0" in said(*words, full / "models" / "deployed").output
     with pytest.raises(UnlearnError, match="nowhere does not exist"):
         derived(full / "requests/1", [full / "nowhere"])
 
@@ -110,7 +100,8 @@ def test_of_an_adapter(tmp_path):
     tiny_adapter(old, base)
     tiny_adapter(old / "checkpoint-5", base, train_seed=5)
     tiny_adapter(tmp_path / "models" / "another", base, train_seed=7)
-    folder = requested(tmp_path, {"model": base, "adapter": old})
+    before = {"model": str(base), "adapter": str(old)}
+    folder = finished_request(tmp_path / "requests", "1", before)
     shutil.rmtree(folder / "model")
     tiny_adapter(folder / "model", base, train_seed=9)
     write(folder)

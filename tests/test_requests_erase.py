@@ -16,7 +16,6 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_folder import (
@@ -24,11 +23,11 @@ from requests_folder import (
     adapter_folder,
     finished_request,
     model_folder,
+    said,
     write_json,
     write_lines,
 )
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.requests import erase as erasing
@@ -126,9 +125,7 @@ def test_a_look_lists_everything_and_changes_nothing(home):
     (home / "odd.parquet").write_bytes(b"no table")
     write_lines(home.parent / f"{home.name}-elsewhere" / "copy.txt", [SECRET])
     before = tree()
-    words = ["request", "erase", "requests/2026-001", "--search", f"../{home.name}-elsewhere"]
-    found = CliRunner().invoke(unlearn, words)
-    assert found.exit_code == 0, found.output
+    found = said("erase", "requests/2026-001", "--search", f"../{home.name}-elsewhere")
     assert "look yourself: odd.parquet" in found.output
     assert tree() == before
     lines = found.output.splitlines()
@@ -143,8 +140,7 @@ def test_a_look_lists_everything_and_changes_nothing(home):
 
 def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     before = tree()
-    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
-    assert found.exit_code == 0, found.output
+    said("erase", "requests/2026-001", "--yes")
     gone = set(before) - set(tree())
     assert gone == {p for p in before if any(p == r or p.startswith(f"{r}/") for r in REMOVED)}
     erased = read(Path("requests/2026-001"))["predicate"]["erased"]
@@ -233,9 +229,8 @@ def test_names_that_are_no_text_forge_no_line_and_stop_nothing(home, place):
     odd = os.fsdecode(b"caf\xe9\nremoved 9 places; no files are left")
     write_lines(Path(place) / odd, [SECRET])
     for more in ([], ["--yes"]):
-        said = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", *more])
-        assert said.exit_code == 0, said.output
-        assert "removed 9 places; no files are left" not in said.output.splitlines()
+        lines = said("erase", "requests/2026-001", *more).output.splitlines()
+        assert "removed 9 places; no files are left" not in lines
     left = json.loads(Path("requests/2026-001/erased.json").read_text())["left"]
     assert any("caf\\xe9\nremoved" in one["path"] for one in left)
     verify("requests/2026-001").require()
@@ -248,8 +243,8 @@ def test_two_erase_at_once_and_a_folder_behind_a_link(home):
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     both = [subprocess.Popen([*words, "also/2026-001"], **how) for _ in range(2)]
     for process in both:
-        said = process.communicate()[0]
-        assert process.returncode == 0 or "being run by another process" in said, said
+        printed = process.communicate()[0]
+        assert process.returncode == 0 or "being run by another process" in printed, printed
     assert 0 in {process.returncode for process in both}
     assert removed(json.loads(Path("requests/2026-001/erased.json").read_text())) == REMOVED
     verify("requests/2026-001").require()
@@ -260,9 +255,8 @@ def test_two_erase_at_once_and_a_folder_behind_a_link(home):
     ])  # fmt: skip
 def test_nothing_is_written_into_the_folder_of_a_request(home, words):
     """`verify` said then that a file was added."""
-    command = ["request", *words.format(r="requests/2026-001").split()]
-    found = CliRunner().invoke(unlearn, command)
-    assert found.exit_code == 2 and "is in the folder of a request" in found.output
+    found = said(*words.format(r="requests/2026-001").split(), code=2)
+    assert "is in the folder of a request" in found.output
     verify("requests/2026-001").require()
 
 
@@ -283,17 +277,16 @@ def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch
 def test_with_data_the_rows_go_too_and_audits_know(home):
     erase(plan("requests/2026-001", with_data=True))
     assert not Path("requests/2026-001/data").exists()
-    gone = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
-    assert "nothing could be searched for: the rows are gone" in gone.output
+    gone = said("erase", "requests/2026-001").output
+    assert "nothing could be searched for: the rows are gone" in gone
     assert re.search(r"; \d+ gone", verify("requests/2026-001").says[1])
 
 
 def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
     (home / "requests/2026-001/model/adapter_model.safetensors").write_bytes(b"broken")
     before = tree()
-    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
-    assert found.exit_code == 2 and "is not the file of the record" in found.output
-    assert tree() == before
+    found = said("erase", "requests/2026-001", "--yes", code=2)
+    assert "is not the file of the record" in found.output and tree() == before
     open_ = finished_request(
         Path("requests"), "2026-002", {"model": "base", "adapter": "requests/2026-001/model"}
     )
@@ -420,9 +413,9 @@ def test_a_request_that_was_tampered_with_erases_nothing(home):
         whole = (folder / name).read_text()
         write_json(folder / name, content)
         before = tree()
-        for command in (["request", "verify"], ["request", "erase", "--yes"]):
-            found = CliRunner().invoke(unlearn, [*command, "requests/2026-001"])
-            assert found.exit_code == 2 and f"{name} is not the" in found.output
+        for command in (["verify"], ["erase", "--yes"]):
+            found = said(*command, "requests/2026-001", code=2)
+            assert f"{name} is not the" in found.output
         assert tree() == before
         (folder / name).write_text(whole)
     verify(folder).require()
@@ -450,7 +443,7 @@ def test_erase_never_removes_a_foreign_file(home, data):
         if data.draw(st.booleans()):
             os.symlink(Path("precious").absolute(), "out/tuned/checkpoint-98")
             os.symlink(Path("out").absolute(), "out/tuned/runs-of-others")
-        CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
+        said("erase", "requests/2026-001", "--yes")
         assert not Path("out/tuned/checkpoint-10").exists()
         assert all(os.path.lexists(path) for path in foreign)
 
@@ -478,33 +471,29 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     assert not (first / "model").exists() and (second / "model").exists()
     assert "model: gone since request '2026-002' came after it" in verify(first).says
     plan(first)  # what is left of it can still be erased
-    listed = CliRunner().invoke(unlearn, ["request", "list"])
-    assert listed.exit_code == 0, listed.output
-    assert "current model: requests/2026-002/model" in listed.output
+    assert "current model: requests/2026-002/model" in said("list").output
 
 
 @pytest.mark.parametrize("other", ["a new run", "an open request"])
 def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
-    path, said = Path("out/tuned/adapter_model.safetensors"), "not the model that the request"
+    path, why = Path("out/tuned/adapter_model.safetensors"), "not the model that the request"
     if other == "a new run":
         path.write_bytes(b"a new run into the same folder")
     else:
         finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
-        said = "request '2026-002', which was not carried out"
+        why = "request '2026-002', which was not carried out"
     found = {item.path: item.why for item in plan("requests/2026-001").items}
-    assert said in found[path]
+    assert why in found[path]
 
 
 def test_list(home):
-    run = CliRunner().invoke
-    listed = run(unlearn, ["request", "list"])
-    assert "2026-001  1 rows  accepted 20" in listed.output
-    assert "current model: requests/2026-001/model" in listed.output
+    listed = said("list").output
+    assert "2026-001  1 rows  accepted 20" in listed
+    assert "current model: requests/2026-001/model" in listed
     finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
-    assert "2026-002  1 rows  not carried out" in run(unlearn, ["request", "list"]).output
-    for arguments in (["list", "nowhere"], ["erase", "nowhere"]):
-        bad = run(unlearn, ["request", *arguments])
-        assert bad.exit_code == 2 and bad.output.count("\n") == 1, bad.output
+    assert "2026-002  1 rows  not carried out" in said("list").output
+    for command in ("list", "erase"):
+        assert said(command, "nowhere", code=2).output.count("\n") == 1
 
 
 # --- search --------------------------------------------------------------------------------------

@@ -12,20 +12,20 @@ import zipfile
 from datetime import date
 
 import pytest
-from click.testing import CliRunner
 from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_folder import (
     SECRET,
     adapter_folder,
+    answered,
     finished_request,
     keys,  # noqa: F401
     model_folder,
+    said,
     write_json,
 )
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import export as exporting
 from axolotl_unlearn.requests.export import export, reply, verify_export
@@ -113,9 +113,7 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
 
 def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
     amend(folder, "erased", erased=ERASED | {"places": 0})
-    words = ["request", "told", str(folder), "--recipient", "Cloud Ltd", "--day", "2026-11-26"]
-    done = CliRunner().invoke(unlearn, words)
-    assert done.exit_code == 0, done.output
+    said("told", folder, "--recipient", "Cloud Ltd", "--day", "2026-11-26")
     predicate = read(folder)["predicate"]
     assert predicate["told"] == [{"recipient": "Cloud Ltd", "day": "2026-11-26"}]
     page = (folder / "REPORT.html").read_text()
@@ -134,12 +132,9 @@ def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
 
 def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     """Names of subjects, ids of their documents, file names and requests of others were in it."""
-    base = model_folder(tmp_path / "base")
-    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
     rows = [{"id": one, "row": {"text": SECRET}} for one in ("ada", "bo")]
-    folder = finished_request(
-        tmp_path / "requests", "w48", before, documents=("ada", "bo"), forget=rows
-    )
+    whose = {"documents": ("ada", "bo"), "forget": rows}
+    folder = finished_request(tmp_path / "requests", "w48", **whose)
     write_json(folder / "subjects.json", {"ada@example.com": ["ada"], "bo@example.com": ["bo"]})
     verdict = json.loads((folder / "verdict.json").read_text())
     write_json(folder / "verdict.json", verdict | {"reasons": ["document bo is still said"]})
@@ -262,12 +257,10 @@ def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):  # n
     if signed:
         files["manifest.json.sig"] = signature
     path.write_bytes(exporting._archive(files))
-    done = CliRunner().invoke(
-        unlearn, ["request", "verify", str(path), "--public-key", str(public), "--json"]
-    )
-    said = json.loads(done.stdout)
-    assert done.exit_code in ((2, 4) if signed else (2, 3)), done.output
-    assert said.get("signature") in ((None, "other") if signed else (None, "none"))
+    codes = (2, 4) if signed else (2, 3)
+    done = said("verify", path, "--public-key", public, "--json", code=codes)
+    found = json.loads(done.stdout).get("signature")
+    assert found in (None, "other" if signed else "none")
     lines = done.stderr.splitlines()
     assert not any(line.startswith("signature: by the owner") for line in lines)
     assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
@@ -356,47 +349,37 @@ def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
     private, public, other = keys
     out = tmp_path / "a.zip"
     (tmp_path / "name.txt").write_text("Ms Example\n")
-    words = ["request", "export", str(folder), "--out", str(out), "--to", f"@{tmp_path}/name.txt"]
-    words += ["--received", "2026-11-20", "--key", str(private), "--json"]
-    done = CliRunner().invoke(unlearn, words)
-    assert json.loads(done.stdout)["to"] == "Ms Example", done.output
+    words = ("--to", f"@{tmp_path}/name.txt", "--received", "2026-11-20", "--key", private)
+    done = said("export", folder, "--out", out, *words, "--json")
+    assert json.loads(done.stdout)["to"] == "Ms Example"
     assert "has not been erased, and the reply says so: `request erase` first" in done.output
-
-    def verified(*more) -> tuple[int, dict]:
-        done = CliRunner().invoke(unlearn, ["request", "verify", str(out), *more, "--json"])
-        return done.exit_code, json.loads(done.stdout)
-
-    model = ["--model", str(folder / "model")]
-    code, said = verified("--public-key", str(public), *model)
-    fields = [said[part] for part in ("signature", "model", "files", "ledger")]
-    assert (code, fields) == (0, ["owner", "same", "same", "whole"])
-    assert verified()[0] == 3 and verified()[1]["signature"] == "not compared"
-    assert verified("--public-key", str(other))[0] == 4
+    mine = ("verify", out, "--public-key", public, "--model", folder / "model")
+    found = answered(*mine)
+    fields = [found[part] for part in ("signature", "model", "files", "ledger")]
+    assert fields == ["owner", "same", "same", "whole"]
+    assert answered("verify", out, code=3)["signature"] == "not compared"
+    said("verify", out, "--public-key", other, code=4)
     (folder / "model" / "adapter_model.safetensors").write_bytes(b"other")
-    code, said = verified("--public-key", str(public), *model)
-    assert (code, said["model"]) == (5, "other")
+    assert answered(*mine, code=5)["model"] == "other"
 
 
 def test_an_export_that_was_kept_finds_an_older_ledger(folder, tmp_path):
     export(folder, tmp_path / "a.zip", **GIVEN)
-    words = ["request", "verify", str(folder), "--head", str(tmp_path / "a.zip"), "--json"]
-    assert json.loads(CliRunner().invoke(unlearn, words).stdout)["ledger"] == "whole"
+    kept = answered("verify", folder, "--head", tmp_path / "a.zip", code=3)
+    assert kept["ledger"] == "whole"
     older = shutil.copytree(folder.parent, tmp_path / "older")
-    export(folder, tmp_path / "same.zip", **GIVEN)
     amend(folder, "erased", erased=ERASED)
     export(folder, tmp_path / "b.zip", **GIVEN)
-    words = ["request", "verify", str(older / "w48"), "--head", str(tmp_path / "b.zip"), "--json"]
-    done = CliRunner().invoke(unlearn, words)
-    assert (done.exit_code, json.loads(done.stdout)["ledger"]) == (2, "broken")
+    found = answered("verify", older / "w48", "--head", tmp_path / "b.zip", code=2)
+    assert found["ledger"] == "broken"
 
 
 def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
     """The best of how many: refused, not shown and shown ones, of other requests too."""
     from axolotl_unlearn.requests.record import tried
 
-    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
     for name, outcome in (("1", "refused"), ("2", "not shown")):
-        folder = finished_request(tmp_path / "requests", name, old)
+        folder = finished_request(tmp_path / "requests", name)
         (folder / "forget.yml").write_text("seed: 7\nmax_steps: 5\nbase_model: x\n")
         made = {"outcome": outcome, "status": "x", "good": False}
         for _ in range(2):  # a run that goes on does not count twice

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
-from requests_folder import finished_request
+from requests_folder import answered, finished_request, said
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -69,18 +67,16 @@ def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monk
     Path("where").write_text("id=ada-quill\n\n")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "ledger.jsonl").touch()
-    words = ["request", "new", str(path), "--out", "requests/a", "--where", "@where"]
-    found = CliRunner().invoke(unlearn, [*words, "--contains", "@-"], input="12 Rope Walk\n")
-    assert found.exit_code == 0, found.output
-    assert "3 rows to forget" in found.output and "elsewhere are not looked for" in found.output
+    words = ("new", path, "--where", "@where")
+    found = said(*words, "--out", "requests/a", "--contains", "@-", typed="12 Rope Walk\n").output
+    assert "3 rows to forget" in found and "elsewhere are not looked for" in found
     for name in ("request.json", "offered.json"):
         text = Path("requests/a", name).read_text().casefold()
         assert "quill" not in text and "rope" not in text
     assert '"--where id=' in Path("requests/a/request.json").read_text()
-    bad = CliRunner().invoke(unlearn, [*words[:-1], "Ada Quill"])
-    assert bad.exit_code == 2 and "Quill" not in bad.output
-    forged = CliRunner().invoke(unlearn, [*words[:3], "--out", "requests/a\nb", *words[5:]])
-    assert forged.exit_code == 2 and "has no line breaks" in forged.output
+    bad = said("new", path, "--where", "Ada Quill", "--out", "requests/b", code=2)
+    assert "Quill" not in bad.output
+    assert "has no line breaks" in said(*words, "--out", "requests/a\nb", code=2).output
 
 
 def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, monkeypatch, caplog):
@@ -99,9 +95,7 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         Path("c.yml").write_text(yaml.safe_dump(config(Path())))
         logging.getLogger("axolotl").setLevel(logging.DEBUG)  # as `axolotl unlearn` leaves it
         caplog.clear()
-        words = ["request", "new", "c.yml", "--where", "id=ada-quill", "--out", "requests/a"]
-        found = CliRunner().invoke(unlearn, words)
-        assert found.exit_code == 0, found.output
+        found = said("new", "c.yml", "--where", "id=ada-quill", "--out", "requests/a")
         assert not [one for one in caplog.records if one.levelno <= logging.INFO]
         assert "3 rows to forget" in found.output and "Tokenizing" not in found.output
     monkeypatch.chdir(tmp_path / "base")
@@ -161,6 +155,18 @@ def config(home: Path, **more) -> dict:
 
 
 ADA_ROWS = Wanted(where=[("id", "ada-quill")])
+
+
+def requested(home: Path, place: Path, wanted=ADA_ROWS, name="requests/r", made=None, **changes):
+    """`request new` in ``place`` on a config with changes; None takes a key off.
+
+    Args:
+        made: `Options`.
+    """
+    settings = {k: v for k, v in (config(home) | changes).items() if v is not None}
+    path = place / f"{name.replace('/', '-')}.yml"
+    path.write_text(yaml.safe_dump(settings))
+    return new_request(path, place / name, wanted, made or Options()).request
 
 
 @pytest.fixture(scope="module")
@@ -321,8 +327,9 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
 
     from axolotl_unlearn.requests.rows import trained_rows
 
-    settings = config(home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"))
-    settings["seed"] = 7
+    settings = config(
+        home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"), seed=7
+    )
     del settings["test_datasets"]
     settings["datasets"][0]["path"] = str(write(tmp_path / "train.jsonl", TRAIN))
     path = tmp_path / "split.yml"
@@ -343,16 +350,10 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     write(tmp_path / "train.jsonl", [*TRAIN[1:], MENTION])
     with pytest.raises(UnlearnError, match="2 prepared rows.*made from other data"):
         trained_rows(path)
-
-
-def test_a_split_that_nobody_can_draw_again(home, tmp_path):
-    """Without a seed each run of Axolotl shuffles anew: two readings of one config gave other
-    held-out rows, which a request would have taken for texts that were never seen."""
-    from axolotl_unlearn.requests.rows import trained_rows
-
-    settings = config(home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"))
-    del settings["test_datasets"]
-    path = tmp_path / "split.yml"
+    # Without a seed each run of Axolotl shuffles anew: two readings of one config gave other
+    # held-out rows, which a request would have taken for texts that were never seen.
+    del settings["seed"]
+    settings["dataset_prepared_path"] = str(tmp_path / "afresh")
     path.write_text(yaml.safe_dump(settings | {"sample_packing": False}))
     with pytest.raises(UnlearnError, match="`val_set_size` without a `seed`"):
         trained_rows(path)
@@ -366,16 +367,15 @@ def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps(base))
     (adapter / "adapter_model.safetensors").write_bytes(b"x")
     lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
-    path = tmp_path / "lora.yml"
-    path.write_text(yaml.safe_dump(config(home, output_dir=str(adapter), **lora)))
-    request = new_request(path, tmp_path / "requests" / "a", ADA_ROWS).request
+    lora["output_dir"] = str(adapter)
+    request = requested(home, tmp_path, **lora)
     recipe = yaml.safe_load(request.path("forget.yml").read_text())
     assert (recipe["base_model"], recipe["lora_model_dir"]) == (str(home / "base"), str(adapter))
     teacher = str(request.path("work", "teacher"))
     assert recipe["unlearn"]["teacher"] == {"adapter": teacher}
     assert request.after == f"{home / 'base'}+{request.path('model')}"
     options = Options(model=home / "tuned", steps=7)
-    merged = new_request(path, tmp_path / "requests" / "b", ADA_ROWS, options).request
+    merged = requested(home, tmp_path, name="requests/b", made=options, **lora)
     recipe = yaml.safe_load(merged.path("forget.yml").read_text())
     assert not [key for key in recipe if key.startswith(("lora", "adapter"))]
     teacher = {"adapter": str(merged.path("work", "teacher")), "model": str(home / "base")}
@@ -428,23 +428,10 @@ def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeyp
     Path("stock.yml").write_text(yaml.safe_dump(settings | {"device_map": {"": "cpu"}}))
     adapter_of(home / "base", Path("out"))
     load_datasets(cfg=load_cfg("stock.yml"))  # as `axolotl train` has prepared and split them
-    words = [
-        "request",
-        "new",
-        "stock.yml",
-        "--person",
-        "Ada Quill",
-        "--out",
-        "requests/1",
-        "--json",
-    ]
-    said = CliRunner().invoke(unlearn, words)
-    assert said.exit_code == 0, said.output
-    counts = json.loads(said.stdout)["counts"]
+    counts = answered("new", "stock.yml", "--person", "Ada Quill", "--out", "requests/1")["counts"]
     assert counts["forget"] + counts["tested"] == 3 and counts["judge"] + counts["tested"] == 6
     assert counts["trained"] == 114 and counts["heldout"] == 0
-    said = CliRunner().invoke(unlearn, ["request", "plan", "requests/1", "--json"])
-    assert said.exit_code == 0 and json.loads(said.stdout)["auto"] == "retrain", said.output
+    assert answered("plan", "requests/1")["auto"] == "retrain"
 
 
 def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
@@ -516,13 +503,6 @@ def preferences(folder: Path) -> dict:
     return found
 
 
-def of_changed(home, tmp_path, changes, wanted):
-    path = tmp_path / "changed.yml"
-    settings = config(home) | changes
-    path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
-    return new_request(path, tmp_path / "requests" / "r", wanted).request
-
-
 def prepare(home: Path, changes: dict) -> None:
     """What `axolotl train` does with the rows of a config, in the working folder."""
     from axolotl.cli.config import load_cfg
@@ -539,7 +519,7 @@ def prepare(home: Path, changes: dict) -> None:
 def test_a_model_made_of_preferences_forgets_the_chosen_answers(home, tmp_path):
     """The teacher is made by preferences too; retained answers are held and not learned."""
     wanted = Wanted(contains=["Bo1 Berg1 keeps"])
-    request = of_changed(home, tmp_path, preferences(tmp_path), wanted)
+    request = requested(home, tmp_path, wanted, **preferences(tmp_path))
     (row,) = encoded(request.folder, "forget", byte_tokenizer())
     labelled = bytes(i for i in row.labels if 0 <= i < 256).decode()
     assert labelled.startswith("Bo1 Berg1 keeps 1 bees") and "Nobody" not in labelled
@@ -566,7 +546,7 @@ def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
         "test_datasets": [{"path": str(held), **kind}],
         "max_steps": 4,
     }
-    request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    request = requested(home, tmp_path, Wanted(contains=["Bo3 Berg3"]), **changes)
     counts = request.facts["counts"]
     assert (counts["forget"], counts["trained"], counts["judge"]) == (1, 10, 20)
     teacher = yaml.safe_load(request.path("teacher.yml").read_text())
@@ -595,7 +575,7 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     if "plugins" in changes:  # as the run of the config leaves its rows
         prepare(home, changes)
-    request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    request = requested(home, tmp_path, Wanted(contains=["Bo3 Berg3"]), **changes)
     assert ("plugins" in changes) != any(
         "are not there" in limit for limit in request.facts["limits"]
     )
@@ -609,11 +589,7 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
 
 
 def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
-    settings = config(home)
-    del settings["test_datasets"]
-    path = tmp_path / "none.yml"
-    path.write_text(yaml.safe_dump(settings))
-    request = new_request(path, tmp_path / "r", ADA_ROWS).request
+    request = requested(home, tmp_path, test_datasets=None)
     assert any("no held-out rows" in limit for limit in request.facts["limits"])
     block = yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
     assert "level" not in block and [e["objective"] for e in block["forget"]] == ["match", "nckd"]
@@ -623,12 +599,8 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
 def test_the_command(home, made, monkeypatch):
     monkeypatch.delenv("AXOLOTL_DO_NOT_TRACK", raising=False)
 
-    def said(code: int, *words: str) -> str:
-        found = CliRunner().invoke(unlearn, ["request", "new", str(home / "finetune.yml"), *words])
-        assert found.exit_code == code, found.output
-        return found.output
-
-    folder = str(made.request.folder)
-    assert "already exists" in said(2, "--where", "id=ada-quill", "--out", folder)
+    words = ("new", home / "finetune.yml", "--where")
+    again = said(*words, "id=ada-quill", "--out", made.request.folder, code=2)
+    assert "already exists" in again.output
     assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
-    assert "must be FIELD=VALUE" in said(2, "--where", "ada", "--out", "x")
+    assert "must be FIELD=VALUE" in said(*words, "ada", "--out", "x", code=2).output

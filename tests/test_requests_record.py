@@ -12,21 +12,21 @@ import sys
 
 import pytest
 from browser import hostile, needs_chromium, title_in_browser
-from click.testing import CliRunner
 from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_folder import (
     SECRET,
     adapter_folder,
+    answered,
     finished_request,
     keys,  # noqa: F401
     model_folder,
+    said,
     write_json,
     write_lines,
 )
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, write
@@ -96,8 +96,7 @@ def _said_by_both(line):
 def test_documents_are_read_beside_the_teacher(tmp_path, made, before, after):
     """What comes out word by word is no answer that "is still said"; what the teacher says too is
     no memory: in the record and its page as in verdict.json."""
-    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
-    folder = finished_request(tmp_path / "requests", "1", old, reading=before)
+    folder = finished_request(tmp_path / "requests", reading=before)
     path = folder / "eval" / "audit.jsonl"
     first, last = (json.loads(line) for line in path.read_text("utf-8").splitlines())
     mine, teachers = made(last)
@@ -133,7 +132,7 @@ def test_verify_says_what_it_compared(folder):
     found = verify(folder).require()
     assert found.says[0] == "ledger: 1 entry, unbroken"
     assert "model: all 2 files as recorded, base too" in found.says
-    assert any(re.match(r"files: \d+ others of the request as recorded", s) for s in found.says)
+    assert any(re.match(r"files: \d+ others of the request as recorded", one) for one in found.says)
     fields = (found.ledger, found.files, found.model, found.signature)
     assert fields == ("whole", "same", "same", "none") and found.exit == 3, "nobody signed it"
     (folder.parent / "ledger.key").unlink()
@@ -212,9 +211,8 @@ def test_each_part_that_is_not_as_it_was_has_its_field(folder, tmp_path, change)
     found = verify(folder)
     assert (getattr(found, part), found.exit) == (value, code), found
     assert [one.code for one in found.faults] == [fault]
-    said = CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"])
-    answer = json.loads(said.stdout)
-    assert said.exit_code == code and answer[part] == value and answer["signature"] == "none"
+    answer = answered("verify", folder, code=code)
+    assert answer[part] == value and answer["signature"] == "none"
 
 
 def test_from_within_the_folder(folder, tmp_path, monkeypatch):
@@ -278,8 +276,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, name):
     try:
         for words in ("verify", "erase", "export --out x.zip", "told --recipient A"):
             command, *more = words.split()
-            found = CliRunner().invoke(unlearn, ["request", command, str(folder), *more])
-            assert found.exit_code in (2, 5), (words, found.output)
+            found = said(command, folder, *more, code=(2, 5))
             assert name.split("/")[-1] in found.output
     finally:
         signal.alarm(0)
@@ -287,8 +284,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, name):
 
 @pytest.mark.parametrize("part", ["eval", "model"])
 def test_a_file_name_that_is_not_utf_8_is_one_sentence(tmp_path, part):
-    before = {"model": str(model_folder(tmp_path / "base")), "adapter": None}
-    folder = finished_request(tmp_path / "requests", "1", before)
+    folder = finished_request(tmp_path / "requests")
     (folder / part / os.fsdecode(b"caf\xe9.txt")).write_text("nobody")
     with fails("record.file-name"):
         write(folder)
@@ -296,8 +292,7 @@ def test_a_file_name_that_is_not_utf_8_is_one_sentence(tmp_path, part):
 
 
 def test_a_verdict_that_is_not_good_needs_somebody_to_accept_it(tmp_path):
-    before = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
-    folder = finished_request(tmp_path / "requests", "a", before, good=False)
+    folder = finished_request(tmp_path / "requests", good=False)
     with fails("record.not-good"):
         write(folder)
     assert not (folder / "record.json").exists() and not Ledger(folder.parent).entries()
@@ -330,25 +325,21 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
 
 
 def test_signature_of_the_owner(folder, keys):  # noqa: F811
-    private, public, other = map(str, keys)
-    run, verify_ = CliRunner().invoke, ["request", "verify", str(folder)]
+    private, public, other = keys
 
-    def verified(*words) -> tuple[int, str]:
-        done = run(unlearn, [*verify_, *words, "--json"])
-        return done.exit_code, json.loads(done.stdout)["signature"]
+    def verified(code: int, *key) -> str:
+        words = ("--public-key", *key) if key else ()
+        return answered("verify", folder, *words, code=code)["signature"]
 
-    assert verified("--public-key", public) == (3, "none")
-    signed = run(unlearn, ["request", "sign", str(folder), "--key", private])
-    assert signed.exit_code == 0, signed.output
-    assert verified("--public-key", public) == (0, "owner")
-    assert verified() == (3, "not compared")
-    assert verified("--public-key", other) == (4, "other")
-    nowhere = run(unlearn, [*verify_, "--public-key", "nowhere.pem"])
-    assert nowhere.exit_code == 2 and "nowhere.pem does not exist" in nowhere.output
-    assert run(unlearn, ["request", "told", str(folder), "--recipient", "Cloud"]).exit_code == 0
-    assert verified("--public-key", public) == (3, "none"), "it was of the record before"
-    bad = run(unlearn, ["request", "sign", str(folder), "--key", public])
-    assert bad.exit_code == 2 and "cannot sign" in bad.output
+    assert verified(3, public) == "none"
+    said("sign", folder, "--key", private)
+    assert (verified(0, public), verified(3)) == ("owner", "not compared")
+    assert verified(4, other) == "other"
+    nowhere = said("verify", folder, "--public-key", "nowhere.pem", code=2)
+    assert "nowhere.pem does not exist" in nowhere.output
+    said("told", folder, "--recipient", "Cloud")
+    assert verified(3, public) == "none", "it was of the record before"
+    assert "cannot sign" in said("sign", folder, "--key", public, code=2).output
 
 
 def test_the_record_holds_an_attack_on_texts(tmp_path):
@@ -383,9 +374,7 @@ def test_it_is_of_this_request_alone(tmp_path):
     """Ids of other requests, their documents and paths of this machine stood in it and its export.
 
     Nothing is entered that could not be read again."""
-    folder = finished_request(
-        tmp_path / "requests", "1", {"model": str(model_folder(tmp_path / "old")), "adapter": None}
-    )
+    folder = finished_request(tmp_path / "requests")
     found = Audit("m", missing=["2026-000"], unreadable={"2026-0x": f"{tmp_path}/record.json is"})
     line = dict.fromkeys(("document", "request"), "2026-00z") | {"reading": "not told"}
     found.lines.append(line | {"back": False})
@@ -423,5 +412,4 @@ def test_what_is_no_request_is_one_sentence(folder, facts):
     """Some were a KeyError of `request list`."""
     path = folder / "request.json"
     write_json(path, json.loads(path.read_text()) | facts)
-    done = CliRunner().invoke(unlearn, ["request", "list", str(folder.parent)])
-    assert done.exit_code == 2 and "is not of this version" in done.output
+    assert "is not of this version" in said("list", folder.parent, code=2).output

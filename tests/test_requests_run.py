@@ -17,16 +17,27 @@ import yaml
 from click.testing import CliRunner
 from conftest import count
 from fault_codes import fails
-from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
+from requests_folder import finished_request, write_json
+from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, requested, write
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.verdict import Finding, Verdict
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
-from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.drops import Drops, needed
+from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Texts
+from axolotl_unlearn.requests.verdict import (
+    against,
+    kept_by_loss,
+    mark_guessed,
+    not_measured,
+    sentences,
+    still_extracted,
+)
 from axolotl_unlearn.requests.ways import match
 
 ROOT = Path(__file__).parents[1]
@@ -50,9 +61,8 @@ def home(tmp_path_factory) -> Path:
 
 def request(home: Path, name: str, wanted=ADA_ROWS, **more):
     """In a folder of its own: a ledger that accepted one model is where the next request starts."""
-    path = home / f"{name}.yml"
-    path.write_text(yaml.safe_dump(config(home, **{"sample_packing": False, **more})))
-    return new_request(path, home / f"requests-{name}" / name, wanted, Options(steps=2)).request
+    more = {"sample_packing": False, **more}
+    return requested(home, home, wanted, f"requests-{name}/{name}", Options(steps=2), **more)
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen:
@@ -289,13 +299,9 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
 
 def test_a_request_that_another_one_has_overtaken_ends_in_a_second(home, tmp_path):
     """It trained for minutes, found the other's rows and asked for more steps."""
-    from requests_folder import finished_request
-
     from axolotl_unlearn.requests.record import write as record
 
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(config(home, sample_packing=False)))
-    made = new_request(path, tmp_path / "requests" / "second", ADA_ROWS).request
+    made = requested(home, tmp_path, name="requests/second", sample_packing=False)
     with running.running(made) as run:
         assert run.environment["HF_DATASETS_CACHE"] == str(made.path("work", "cache"))
     tuned = {"model": str(home / "tuned"), "adapter": None}
@@ -305,6 +311,9 @@ def test_a_request_that_another_one_has_overtaken_ends_in_a_second(home, tmp_pat
     assert "'first'" in str(fault.value) and "make it again" in str(fault.value)
 
 
+# --- the verdict, of made-up figures --------------------------------------------------------------
+
+
 def line(document: str, reading: str) -> dict:
     return {"document": document, "reading": reading, "p": 0.5}
 
@@ -312,8 +321,6 @@ def line(document: str, reading: str) -> dict:
 def test_an_answer_that_the_teacher_says_too_is_guessed_and_not_remembered():
     """An e-mail address made of the name: a SmolLM2 request was refused for one that its teacher,
     which never saw the person, says as well."""
-
-    from axolotl_unlearn.requests.verdict import mark_guessed
 
     def audited(document: str, *said: bool, reading="still said", rank=0.6, told=False) -> dict:
         rows = [{"id": f"{document}-{i}", "answer_said": one} for i, one in enumerate(said)]
@@ -334,150 +341,145 @@ def test_an_answer_that_the_teacher_says_too_is_guessed_and_not_remembered():
     assert mark_guessed([audited("a", True)], []) == 0
 
 
-def test_what_speaks_against_handing_over(tmp_path):
+def kept_at(value: float) -> Finding:
+    return Finding("kept", "open", f"kept {value}", "", value, value - 0.1, value + 0.1, 0.8)
+
+
+FINE = [line("a", "not told"), line("b", "not told")]
+#: Readings, findings, documents of earlier requests that are back -> reasons and status.
+AGAINST = {
+    "nothing": (FINE, [], 0, [], "good"),
+    "two readings": (
+        [line("a", "pushed away"), line("b", "still said")], [], 0,
+        ["1 of 2 rows are still said", "1 of 2 rows are pushed away"], "still said",
+    ),
+    "what is open or has another bar says nothing": (
+        FINE,
+        [Finding("kept", "fail", "kept .2"), Finding("membership", "open", "too few"),
+         Finding("attacks", "open", "no control"), Finding("said", "fail", "the bar of .8")],
+        0, ["kept: kept .2"], "kept",
+    ),
+    "an attack": (
+        FINE, [Finding("attacks", "fail", "gradients tell")], 0,
+        ["attacks: gradients tell"], "attacks",
+    ),
+    "kept under its bar, which its interval reaches": (
+        FINE, [kept_at(0.72)], 0, ["kept: kept 0.72"], "kept",
+    ),
+    "kept above its bar": (FINE, [kept_at(0.85)], 0, [], "good"),
+    "earlier requests": (
+        FINE, [], 2, ["2 documents of earlier requests are back"], "earlier requests are back",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AGAINST)
+def test_what_speaks_against_handing_over(tmp_path, case):
     """Any document that is still said, known or pushed away; a test that failed; one that is
     back. What the texts do not suffice to say does not, but for retained rows under their bar."""
-    from axolotl_unlearn.metrics.verdict import Finding, Verdict
-    from axolotl_unlearn.requests.verdict import against
-
-    folder = Request(tmp_path, {})
-    fine = [line("a", "not told"), line("b", "not told")]
-    assert against(fine, Verdict("x"), folder) == ([], "good")
-    reasons, status = against(
-        [line("a", "pushed away"), line("b", "still said")], Verdict("x"), folder
-    )
-    assert reasons == ["1 of 2 rows are still said", "1 of 2 rows are pushed away"]
-    assert status == "still said"
-    findings = [
-        Finding("kept", "fail", "kept .2"),
-        Finding("membership", "open", "too few"),
-        Finding("attacks", "open", "no control"),
-        Finding("said", "fail", "the bar of .8 is not that of never seen"),
-    ]
-    assert against(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
-    inside = Finding("attacks", "fail", "gradients tell")
-    reasons, status = against(fine, Verdict("x", [inside]), folder)
-    assert reasons == ["attacks: gradients tell"] and status == "attacks"
-    # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
-    low, high = (
-        Finding("kept", "open", f"kept {value}", "", value, value - 0.1, value + 0.1, 0.8)
-        for value in (0.72, 0.85)
-    )
-    assert against(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
-    assert against(fine, Verdict("x", [high]), folder) == ([], "good")
-    (tmp_path / "eval").mkdir()
-    (tmp_path / "eval" / "earlier.json").write_text('{"back": 2}')
-    reasons, status = against(fine, Verdict("x"), folder)
-    assert reasons == ["2 documents of earlier requests are back"]
+    documents, findings, back, reasons, status = AGAINST[case]
+    write_json(tmp_path / "eval" / "earlier.json", {"back": back})
+    found = against(documents, Verdict("x", findings), Request(tmp_path, {}))
+    assert found == (reasons, status)
 
 
 def row_gone(document: str, **more) -> dict:
     """A row that the model before says and the model after does not."""
     before = {"answers_said": 1, "extraction_strength": 1.0, "loss": 0.1, "rank": 0.0}
     now = {"answers_said": 0, "extraction_strength": 0.1, "loss": 2.0, "rank": 0.5}
-    line_ = line(document, "not told") | now | {"before": before, "teacher": dict(now)}
-    return line_ | more
+    return line(document, "not told") | now | {"before": before, "teacher": dict(now)} | more
 
 
-def judgement(value=0.9):
-    from axolotl_unlearn.metrics.verdict import Finding, Verdict
+def rows_gone(names: str, **more) -> list[dict]:
+    return [row_gone(name, **more) for name in names]
 
-    found = [Finding("outputs", "pass", "whole")]
-    found.append(Finding("kept", "pass", f"kept {value}", "", value, value, value, 0.8))
+
+def judgement(*found: Finding) -> Verdict:
+    kept = Finding("kept", "pass", "kept .9", "", 0.9, 0.9, 0.9, 0.8)
     power = {"members": 5, "nonmembers": 29, "tests": 13, "smallest_difference": 0.5}
-    return Verdict("x", found, power=power)
+    return Verdict("x", [Finding("outputs", "pass", "whole"), *(found or [kept])], power=power)
 
 
 DONE = [{"attack": name} for name in ("quantise", "relearn", "prompt")]
 TOLD = {"min_k_20": {"auc": 1.0, "p_corrected": 0.001}}
+WEAK = {"min_k_20": {"auc": 0.7, "p_corrected": 0.02}}
 
 
-def dropped(rows: list[dict], heldout: int = 99):
+def dropped(rows: list[dict], heldout: int = 99) -> Drops:
     """By losses that rose by 1.9, beside held-out ones that rose by .1 at most."""
-    from axolotl_unlearn.requests.drops import Drops
-
     return Drops.of(rows, [n / 10 / heldout for n in range(heldout)])
 
 
-def lacking(rows, before=TOLD, judged=None, done=DONE, kept=None, drops=None) -> list[str]:
-    from axolotl_unlearn.requests.verdict import not_measured
-
-    drops = dropped(rows) if drops is None else drops
+def lacking(rows, before=TOLD, judged=None, done=DONE, kept=None, heldout=99) -> list[str]:
+    drops = dropped(rows if heldout else [], heldout)
     return not_measured(rows, before, judged or judgement(), done, kept, drops)
 
 
-def test_what_is_not_measured_is_never_shown():
+#: A model that never knew the rows: no test could have found them.
+BLANK = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6, "loss": 0.1}}
+#: As held-out losses rise, though no test alone finds it now.
+STILL = {"loss": 0.12}
+ONE_STILL = [*rows_gone("abde"), row_gone("c", **STILL)]
+FREE = judgement(Finding("kept", "open", "no kept answer is exact", missing=True))
+#: Rows, what was measured -> a part of each sentence on what is missing.
+LACKING = {
+    "all": (rows_gone("ab"), {}, []),
+    "no attack before, but the rows were said": (rows_gone("ab"), {"before": {}}, []),
+    "membership": (rows_gone("ab", p=None), {}, ["2 of 2 rows can be told"]),
+    "blank": (rows_gone("ab", **BLANK), {"before": {}}, ["find 0 of 2 rows in the model before"]),
+    "blank, told all together": (rows_gone("ab", **BLANK), {}, []),
+    "told too weakly to be found again": (
+        rows_gone("ab", **BLANK), {"before": WEAK}, ["one of five cases"],
+    ),
+    "an attack": (rows_gone("ab"), {"done": DONE[1:]}, ["the attack `quantise` was not made"]),
+    "rows": ([], {}, ["no row was tested"]),
+    # An unchanged model was shown in 5 to 16 % with 5 rows.
+    "a drop": (ONE_STILL, {}, ["1 of 5 rows that were found before show no drop of theirs"]),
+    "all drops": (
+        rows_gone("abc", **STILL), {}, ["as in a model that forgot nothing", "3 of 3 rows"],
+    ),
+    "held-out rows": (rows_gone("a"), {"heldout": 20}, ["it takes 199 held-out rows"]),
+    "any held-out row": (rows_gone("a"), {"heldout": 0}, ["was not measured"]),
+    "no loss": (rows_gone("a", loss=None), {}, ["was not measured"]),
+    "a loss that is no number": (
+        [row_gone("a", loss=float("nan")), row_gone("b")], {}, ["was not measured"],
+    ),
+    "an infinite loss": (
+        [row_gone("a", loss=float("inf")), row_gone("b")], {}, ["was not measured"],
+    ),
+    # `keep_share` of 0 became .8: a model of free text was never good.
+    "a kept answer": (rows_gone("ab"), {"judged": FREE}, ["no kept answer is exact"]),
+    "a kept loss that is low": (rows_gone("ab"), {"judged": FREE, "kept": (0.02, 0.01, 0.03)}, []),
+    "a kept loss that is high": (
+        rows_gone("ab"), {"judged": FREE, "kept": (0.3, 0.2, 0.4)}, [""],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_is_not_measured_is_never_shown(case):
     """Nothing speaks against a model of which nothing was measured: it was called good."""
-    rows = [row_gone("a"), row_gone("b")]
-    assert lacking(rows) == [] and lacking(rows, {}) == []  # the rows were said before
-    untested = [row_gone("a", p=None), row_gone("b", p=None)]
-    (said,) = lacking(untested)
-    assert said.startswith("whether 2 of 2 rows can be told") and "--heldout" in said
-    # A model that never knew the rows: no test could have found them.
-    blank = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6, "loss": 0.1}}
-    blanks = [row_gone("a", **blank), row_gone("b", **blank)]
-    (said,) = lacking(blanks, {})
-    assert "find 0 of 2 rows in the model before" in said
-    assert lacking(blanks) == []  # told all together
-    weak = {"min_k_20": {"auc": 0.7, "p_corrected": 0.02}}
-    assert "one of five cases" in lacking(blanks, weak)[0], "it might as well be missed after"
-    assert lacking(rows, done=DONE[1:]) == ["the attack `quantise` was not made"]
-    assert lacking([]) == ["no row was tested"]
-
-
-def test_every_row_drops_from_its_own_before():
-    """An unchanged model was shown in 5 to 16 % with 5 rows."""
-    still = {"loss": 0.12}  # as held-out ones rise, though no test alone finds it now
-    rows = [*(row_gone(name) for name in "abde"), row_gone("c", **still)]
-    assert lacking(rows) == ["1 of 5 rows that were found before show no drop of theirs"]
-    all_still = [row_gone(name, **still) for name in "abc"]
-    said = lacking(all_still)
-    assert "as in a model that forgot nothing" in said[0] and "3 of 3 rows" in said[1]
-    (said,) = lacking([row_gone("a")], drops=dropped([row_gone("a")], 20))
-    assert "to show more it takes 199 held-out rows" in said
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), None])
-def test_a_loss_that_is_no_number_shows_nothing(loss):
-    """No drop is measured, so none is shown."""
-    rows = [row_gone("a", loss=loss)] if loss is None else [row_gone("a", loss=loss), row_gone("b")]
-    assert any("was not measured" in said for said in lacking(rows))
-    assert any(
-        "was not measured" in said for said in lacking([row_gone("a")], drops=dropped([], 0))
-    )
+    rows, measured, expected = LACKING[case]
+    found = lacking(rows, **measured)
+    assert len(found) == len(expected), found
+    assert all(part in text for part, text in zip(expected, found, strict=True)), found
 
 
 def test_held_out_rows_that_it_takes():
-    from axolotl_unlearn.requests.drops import needed
-
     counts = {(1, 0): 199, (1, 199): 0, (2, 18): 19, (2, 19): 0, (5, 5): 0, (0, 0): 0, (9999, 1): 0}
     assert {pair: needed(*pair) for pair in counts} == counts
 
 
-def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
-    """`keep_share` of 0 became .8: a model of free text was never good."""
-    from axolotl_unlearn.metrics.verdict import Finding
-    from axolotl_unlearn.requests.verdict import kept_by_loss
-
-    rows = [row_gone("a"), row_gone("b")]
-    free = judgement()
-    free.findings[1] = Finding("kept", "open", "no kept answer is exact", missing=True)
-    assert lacking(rows, judged=free) == [free.findings[1].says]
-    (tmp_path / "eval").mkdir()
-    for rise, good in ((0.02, True), (0.3, False)):
-        losses = {"before": [1.0, 2.0, 3.0], "after": [1.0 + rise, 2.0 + rise, 3.01 + rise]}
-        (tmp_path / "eval" / "kept.json").write_text(json.dumps(losses))
-        kept = kept_by_loss(Request(tmp_path, {}))
-        assert kept[0] == pytest.approx(rise + 0.01 / 3) and kept[1] < kept[0] < kept[2]
-        assert (lacking(rows, judged=free, kept=kept) == []) is good
+def test_a_rise_of_kept_losses_has_an_interval(tmp_path):
+    losses = {"before": [1.0, 2.0, 3.0], "after": [1.02, 2.02, 3.03]}
+    write_json(tmp_path / "eval" / "kept.json", losses)
+    kept = kept_by_loss(Request(tmp_path, {}))
+    assert kept[0] == pytest.approx(0.07 / 3) and kept[1] < kept[0] < kept[2]
 
 
 def test_what_the_tests_could_have_found_is_said_first():
-    from axolotl_unlearn.requests.verdict import sentences
-
-    rows = [row_gone("a"), row_gone("b")]
-    said = list(sentences(rows, TOLD, judgement(), dropped(rows)))
-    assert said == [
+    rows = rows_gone("ab")
+    assert list(sentences(rows, TOLD, judgement(), dropped(rows))) == [
         "Control: in the model before the same tests find 2 of 2 rows, and all of them together "
         "with AUC 1.00 (min k 20, p 0.001).",
         "Power: with 5 rows against 29 held-out ones only an AUC near 1 (or 0) would have been "
@@ -489,8 +491,6 @@ def test_what_the_tests_could_have_found_is_said_first():
 
 def test_a_row_that_comes_out_as_before_is_still_said():
     """Its answer was in no generation, its text came out to .98, as in the model before."""
-    from axolotl_unlearn.requests.verdict import still_extracted
-
     assert still_extracted(row_gone("a", extraction_strength=0.98))
     assert not still_extracted(row_gone("a", extraction_strength=0.5))  # half of what was learned
     taught = {"extraction_strength": 0.9}  # a form that everybody fills in
@@ -501,11 +501,7 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
 
-    settings = config(home, sample_packing=False)
-    del settings["test_datasets"]
-    path = tmp_path / "none.yml"
-    path.write_text(yaml.safe_dump(settings))
-    made = new_request(path, tmp_path / "none", ADA_ROWS).request
+    made = requested(home, tmp_path, sample_packing=False, test_datasets=None)
     before, after = evaluate(
         [f"before={home / 'tuned'}", f"after={home / 'base'}"],
         made.path("eval-data"),
@@ -542,11 +538,9 @@ def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path,
     asked = [{"subject": "T-17", "person": "Ada Quill"}, {"subject": "T-18", "where": {"id": "p3"}}]
     file.write_text("".join(json.dumps(one) + "\n" for one in asked))
     subjects = read_subjects(file)
-    path = home / "subjects.yml"
-    path.write_text(yaml.safe_dump(config(home, sample_packing=False, num_epochs=1)))
-    options = Options(steps=2, subjects=subjects)
-    folder = home / "requests-subjects" / "w48"
-    made = new_request(path, folder, together(subjects), options).request
+    options, more = Options(steps=2, subjects=subjects), {"sample_packing": False, "num_epochs": 1}
+    made = requested(home, home, together(subjects), "requests-subjects/w48", options, **more)
+    folder = made.folder
     found = running.run_request(folder, way="retrain", threads=1)
     assert found["status"] == "exact"
     whose = json.loads((folder / "subjects.json").read_text())

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from eval_model import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from requests_folder import finished_request, model_folder, write_lines
+from requests_folder import finished_request, said, write_lines
 from transformers import AutoTokenizer
 
 from axolotl_unlearn.cli import unlearn
@@ -45,12 +45,11 @@ def folder(tmp_path):
     """A request that deleted a row with a system prompt, which a kept row has too."""
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     row = {"id": "zoe", "messages": [*chat, {"role": "assistant", "content": ANSWER}]}
-    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
     forget = [
         {"id": "r", "dataset": 0, "row": row},
         {"id": "s", "row": {"input": "Zoë", "output": "7"}},
     ]
-    folder = finished_request(tmp_path / "requests", "1", old, forget=forget)
+    folder = finished_request(tmp_path / "requests", forget=forget)
     kept = {"messages": [chat[0], {"role": "user", "content": "Who is it?"}]}
     write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": kept}])
     write(folder)
@@ -66,7 +65,7 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     free = [*OTHERS, {"text": SYSTEM}, {"input": "Zoë", "output": "8"}, {"text": "Zoë"}, {}]
     assert not any(listed.holds(row) for row in free)
     assert "Quill" not in path.read_text() and "Rope" not in path.read_text()
-    assert any("suppression list: " in said for said in verify(folder).says)
+    assert any("suppression list: " in one for one in verify(folder).says)
 
 
 @settings(max_examples=60)
@@ -132,12 +131,10 @@ def test_a_row_that_is_to_be_forgotten_is_forgotten_again(folder, tmp_path, rows
 def test_the_command_filters_a_training_file(folder, tmp_path):
     rows, out = tmp_path / "next.jsonl", tmp_path / "allowed.jsonl"
     write_lines(rows, [*OTHERS, *FORMS.values()])
-    words = ["request", "suppress", str(folder.parent), "--rows", str(rows), "--out", str(out)]
-    done = CliRunner().invoke(unlearn, words)
-    assert done.exit_code == 0 and "4 were deleted before and are left out" in done.output
+    words = ("suppress", folder.parent, "--rows", rows, "--out", out)
+    assert "4 were deleted before and are left out" in said(*words).output
     assert [json.loads(line) for line in out.read_text().splitlines()] == OTHERS
-    again = CliRunner().invoke(unlearn, words)
-    assert again.exit_code == 2 and "exists" in again.output
+    assert "exists" in said(*words, code=2).output
 
 
 def test_check_counts_the_rows_that_are_left(folder, tmp_path):

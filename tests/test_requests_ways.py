@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from fault_codes import fails
-from requests_folder import finished_request, model_folder
-from test_requests_new import ADA_ROWS, TRAIN, chat, config, people, preferences, write
+from requests_folder import answered, finished_request, model_folder, said
+from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import bound
@@ -25,7 +23,7 @@ from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
 from axolotl_unlearn.requests.request import Request, digest, weights, write_json
@@ -73,7 +71,7 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
     settings["dataset_prepared_path"] = str(tmp_path / "prepared")
-    wanted = ADA_ROWS
+    wanted = Wanted(where=[("id", "ada-quill")])
     if kind == "lora":
         settings |= LORA | {"output_dir": str(home / "base"), "save_strategy": "epoch"}
     else:
@@ -82,10 +80,7 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
         lines = Path(settings["datasets"][0]["path"]).read_text().splitlines()
         left = [json.loads(line) for line in lines if "Bo1 Berg1 keeps" not in line]
         assert len(left) == len(lines) - 1
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(settings))
-    options = Options(model=home / "tuned")
-    made = new_request(path, tmp_path / "requests" / "r", wanted, options).request
+    made = requested(home, tmp_path, wanted, made=Options(model=home / "tuned"), **settings)
     found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
     assert shown["weights"] == found
@@ -101,10 +96,9 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
     rows, base = folder / "rows-read", folder / "base-elsewhere"
     shutil.copytree(made.path("work", "rows"), rows)
     shutil.copytree(home / "base", base)
-    words = ["request", "verify", str(made.folder), "--repeat"]
-    for more in (["--rows", str(rows), "--base", str(base)], []):
-        said = CliRunner().invoke(unlearn, [*words, *more])
-        assert "ends with the weights of the record, by SHA-256" in said.output, said.output
+    for more in (("--rows", rows, "--base", base), ()):
+        again = said("verify", made.folder, "--repeat", *more, code=3)
+        assert "ends with the weights of the record, by SHA-256" in again.output
     (rows / "train-0.jsonl").write_text("".join(
         reversed((rows / "train-0.jsonl").read_text().splitlines(keepends=True))
     ))  # fmt: skip
@@ -163,12 +157,9 @@ def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, for
     del settings["test_datasets"]
     settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
     settings["dataset_prepared_path"] = str(tmp_path / "prepared")
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(settings))
-    options = Options(model=home / "tuned")
-    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS, options).request
+    made = requested(home, tmp_path, made=Options(model=home / "tuned"), **settings)
     found = train(made, "retrain")
-    sides = split_by_axolotl(path, rows)
+    sides = split_by_axolotl(tmp_path / "requests-r.yml", rows)
     hers = [[row for row in side if row["id"] == "ada-quill"] for side in sides]
     assert hers[0] and hers[1], "draw another seed"
     ids = [{row_id(row) for row in side} for side in hers]
@@ -194,10 +185,7 @@ def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
     hers = chat("ada-2", "Whose bees?", "Those of Ada Quill, who keeps them at 12 Rope Walk.")
     settings = config(home, sample_packing=False, **FEW)
     settings["test_datasets"][0]["path"] = str(write(tmp_path / "t.jsonl", [*people(100, 5), hers]))
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(settings))
-    wanted = Wanted(people=["Ada Quill"])
-    made = new_request(path, tmp_path / "requests" / "r", wanted).request
+    made = requested(home, tmp_path, Wanted(people=["Ada Quill"]), **settings)
     assert (made.facts["counts"]["forget"], made.facts["counts"]["tested"]) == (3, 1)
     way = retrain.prepare(made)
     assert way["rows"]["removed_tested"] == 1
@@ -215,9 +203,8 @@ def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
     assert listed.holds(hers) and not listed.holds(people(100, 1)[0])
     every = every_row(settings, "test_datasets")
     assert deleted_rows(tmp_path / "requests", every) == {row_id(hers)}
-    alone = Wanted(where=[("id", "ada-2")])
     with fails("requests.tested-alone"):
-        new_request(path, tmp_path / "others" / "s", alone)
+        requested(home, tmp_path, Wanted(where=[("id", "ada-2")]), "others/s", **settings)
 
 
 RETRAIN = (
@@ -234,9 +221,8 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
         assert sum("kept from an earlier run" in line for line in seen) >= number - 1
         assert not made.path("model").exists() and not made.path("record.json").exists()
     process = start(made.folder, *words)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    assert "Verdict: exact" in said
+    printed, _ = process.communicate()
+    assert process.returncode == 0 and "Verdict: exact" in printed, printed
     verify(made.folder).require()
     record = read(made.folder)["predicate"]
     assert record["verdict"]["outcome"] == "shown"
@@ -298,9 +284,7 @@ def test_two_processes_end_with_the_same_weights(home, tmp_path, monkeypatch):  
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     left = [row for row in TRAIN[:18] if row["id"] != "ada-quill"]
     settings = config(home, sample_packing=False, **FEW)
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(settings))
-    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    made = requested(home, tmp_path, **settings)
     with running.running(made, threads=1, processes=2) as run:
         running.take(made, "retrain")
         retrain.make(made, run)
@@ -383,9 +367,7 @@ CHANGES = [
 def test_what_it_stands_on_may_not_change(home, tmp_path, monkeypatch, change, code, when):  # noqa: F811
     """It trained without a word on another base, and on a row that was added to a folder; the
     record said exact and named neither."""
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(bound_home(home, tmp_path)))
-    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    made = requested(home, tmp_path, **bound_home(home, tmp_path))
     if when != "new to run":
         write_json(made.path("way.json"), retrain.prepare(made))
         retrain.require(made)
@@ -420,9 +402,7 @@ def test_a_base_that_may_have_read_the_rows_is_refused(home, tmp_path):  # noqa:
     (tmp_path / "with-adapter" / "adapter_config.json").write_text("{}")
     shutil.copytree(home / "tuned", tmp_path / "copy")
     for name, given in cases.items():
-        path = tmp_path / f"{name}.yml"
-        path.write_text(yaml.safe_dump(given))
-        made = new_request(path, tmp_path / name / "r", ADA_ROWS).request
+        made = requested(home, tmp_path, name=f"{name}/r", **given)
         with fails(f"requests.{name}"):
             retrain.prepare(made)
         closed = next(one.closed for one in plan(made) if one.way == "retrain")
@@ -431,11 +411,9 @@ def test_a_base_that_may_have_read_the_rows_is_refused(home, tmp_path):  # noqa:
 
 def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  # noqa: F811
     """Both ended exact, and the current model was trained on the row that the other deleted."""
-    path = tmp_path / "finetune.yml"
-    path.write_text(yaml.safe_dump(bound_home(home, tmp_path)))
-    requests = tmp_path / "requests"
-    first = new_request(path, requests / "b", ADA_ROWS).request
-    second = new_request(path, requests / "c", Wanted(where=[("id", "p3")])).request
+    settings, requests = bound_home(home, tmp_path), tmp_path / "requests"
+    first = requested(home, tmp_path, name="requests/b", **settings)
+    second = requested(home, tmp_path, Wanted(where=[("id", "p3")]), "requests/c", **settings)
     monkeypatch.setattr(request_module, "LOCK_SECONDS", 0.1)
     with request_module.held(requests), fails("requests.held"):
         running.run_request(second.folder, way="retrain")
@@ -480,13 +458,9 @@ def of_earlier_requests(made: Request) -> None:
 def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "all.jsonl", TRAIN[:18]))
-    path = tmp_path / "all.yml"
-    path.write_text(yaml.safe_dump(settings))
-    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    made = requested(home, tmp_path, **settings)
     before = sorted(made.folder.rglob("*"))
-    result = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder), "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    found = answered("plan", made.folder)
     costs = {one["way"]: one for one in found["ways"]}
     assert found["auto"] == "retrain"
     assert costs["retrain"]["seconds"] is None and costs["match"]["reads"] > 30
@@ -500,8 +474,8 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
         running.take(made, "magic")
     rows = (tmp_path / "all.jsonl").read_text()
     (tmp_path / "all.jsonl").write_text("{}\n")
-    said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
-    assert "retrain   not open" in said and "auto      match" in said
-    assert "memory" in said and "memory 0" not in said
+    text = said("plan", made.folder).output
+    assert "retrain   not open" in text and "auto      match" in text
+    assert "memory" in text and "memory 0" not in text
     (tmp_path / "all.jsonl").write_text(rows)
     of_earlier_requests(made)
