@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 import yaml
 from fault_codes import fails
-from requests_folder import answered, said
+from requests_folder import answered, said, write_lines
 from test_requests_new import (
     ADA,
     MENTION,
@@ -24,7 +24,15 @@ from test_requests_new import (
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
-from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer, speaking
+from axolotl_unlearn.requests.choose import (
+    Wanted,
+    choose,
+    names_of,
+    offer,
+    read_subjects,
+    speaking,
+    together,
+)
 from axolotl_unlearn.requests.names import Corpus
 
 
@@ -353,3 +361,57 @@ def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F
         assert answered("plan", folder)["heldout_needed"] == needed, "rows and 22 that judge"
         says = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
         assert (says in said("plan", folder).output) == bool(needed)
+
+
+# --- a file of subjects: one request, and a record for each ---------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rows", "names"])
+def test_rows_are_said_to_be_whose(home, tmp_path, kind):  # noqa: F811
+    if kind == "rows":
+        ada = {"subject": "T-17", "where": {"meta.person": "ada"}}
+        other = {"subject": "T-18", "documents": ["p3", "p4"]}
+        path = write_lines(tmp_path / "s.jsonl", [ada, other])
+        names = ["T-17", "T-18"]
+    else:
+        path = tmp_path / "s.txt"
+        path.write_text("Ada Quill\n\nBo3 Berg3\n")
+        names = ["001", "003"]
+    out = tmp_path / "requests" / "w48"
+    words = ("new", home / "finetune.yml", "--subjects", path)
+    assert "2 subjects: each gets a record" in said(*words, "--out", out).output
+    whose = json.loads((out / "subjects.json").read_text())
+    forget = [
+        json.loads(line)["id"] for line in (out / "data/forget.jsonl").read_text().splitlines()
+    ]
+    assert list(whose) == names and {row for ids in whose.values() for row in ids} == set(forget)
+    assert "Ada" not in (out / "request.json").read_text() + (out / "subjects.json").read_text()
+    both = said(*words, "--person", "x", "--out", tmp_path / "r", code=2)
+    assert "leave the other options out" in both.output
+    people = [{"subject": "T-1", "person": "Ada Quill"}, {"subject": "T-2", "person": "No Body"}]
+    path = write_lines(tmp_path / "s.jsonl", people)
+    nobody = said(*words[:3], path, "--out", tmp_path / "r", code=2)
+    assert "subject T-2: --person" in nobody.output
+    assert not (tmp_path / "r").exists()
+
+
+SHE = {"subject": "a", "person": "Ada"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{"subject": "a"}], "choose.subject-names-nothing"),
+        ([SHE | {"persons": "Ada"}], "choose.subject-names-nothing"),
+        ([{"person": "Ada"}], "choose.subject-name"),
+        ([SHE | {"subject": "../a"}], "choose.subject-name"),
+        ([SHE | {"subject": "a\nb"}], "choose.subject-name"),
+        ([SHE, SHE], "choose.subject-name"),
+    ],
+)
+def test_what_is_no_subject_and_subjects_ask_together(tmp_path, rows, code):
+    with fails(code):
+        read_subjects(write_lines(tmp_path / "s.jsonl", rows))
+    rows = [SHE | {"person": ["Ada", "A."]}, {"subject": "b", "where": {"id": 7}}]
+    wanted = together(read_subjects(write_lines(tmp_path / "s.jsonl", rows)))
+    assert wanted.people == ["Ada", "A."] and wanted.where == [("id", "7")]

@@ -229,14 +229,11 @@ def plan(folder: Path):
 
 
 def _cost(cost: Any) -> Iterator[str]:
-    from rich.filesize import decimal
-
     if cost.closed:
         yield f"{cost.way:8}  not open: {cost.closed}"
         return
-    memory = decimal(cost.bytes) if cost.bytes else "unknown"
     time = "time unknown" if cost.seconds is None else f"{cost.seconds:.0f} s, by {cost.by}"
-    yield f"{cost.way:8}  {cost.reads:.0f} rows read ({time}), memory {memory}; {cost.shows}"
+    yield f"{cost.way:8}  {cost.reads:.0f} rows read ({time}); {cost.shows}"
 
 
 @command.command("run")

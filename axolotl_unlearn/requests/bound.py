@@ -46,13 +46,8 @@ def facts(config: Mapping[str, Any], sides: rows_of.Sides | None = None) -> dict
         "rows": sides and of_rows(sides),
         "config": hashlib.sha256(text.encode()).hexdigest(),
         "seed": settings["seed"],
-        "versions": installed(),
+        "versions": {"python": platform.python_version(), **versions()},
     }
-
-
-def installed() -> dict[str, str]:
-    """Versions of Python and of the packages that a training depends on."""
-    return {"python": platform.python_version(), **versions()}
 
 
 def require(

@@ -92,7 +92,11 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
     for place in places:
         if not place.exists():
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
-    for model in _models(places, request.folder.parent):
+    # Model and adapter folders and GGUF files, but for those of the requests.
+    files = walk(places, [request.folder.parent], Found())
+    models = (p if p.suffix == ".gguf" else p.parent if p.name in ORIGINS[:3] else None
+              for p in files)  # fmt: skip
+    for model in dict.fromkeys(filter(None, models)):
         try:
             digests[model] = _digest(model)
         except (UnlearnError, OSError) as error:
@@ -146,14 +150,6 @@ def _known(request: Request) -> _Known:
     safe = {digest for place in bases for digest in _tensors(place, rounded=True)}
     known.tensors = {one for place in known.paths for one in _tensors(place, rounded=True)} - safe
     return known
-
-
-def _models(places: Iterable[Path], requests: Path) -> Iterator[Path]:
-    """Model and adapter folders and GGUF files below the places, but for those of the requests."""
-    files = walk(places, [requests], Found())
-    models = (p if p.suffix == ".gguf" else p.parent if p.name in ORIGINS[:3] else None
-              for p in files)  # fmt: skip
-    return iter(dict.fromkeys(filter(None, models)))
 
 
 def _digest(model: Path) -> str:

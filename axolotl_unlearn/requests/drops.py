@@ -73,8 +73,12 @@ class Drops:
         Args:
             before: Attack on the model before -> its corrected p-value and more.
         """
+        from scipy.stats import norm
+
         n = len(documents)
-        strong = any(one["p_corrected"] <= _with_power() for one in before.values())
+        # From this p-value on what it says would be found again in `POWER` of all cases.
+        again = norm.sf(norm.isf(RATE) + norm.ppf(POWER))
+        strong = any(one["p_corrected"] <= again for one in before.values())
         if len(self.found) < CONTROL * n and not strong:
             yield (
                 f"the tests find {len(self.found)} of {n} rows in the model before and would miss "
@@ -104,13 +108,6 @@ def needed(rows: int, heldout: int) -> int:
     if not rows or comb(rows + heldout, rows) >= least:
         return 0
     return next(m for m in range(1, least) if comb(rows + m, rows) >= least)
-
-
-def _with_power() -> float:
-    """The p-value from which on what it says would be found again in `POWER` of all cases."""
-    from scipy.stats import norm
-
-    return float(norm.sf(norm.isf(RATE) + norm.ppf(POWER)))
 
 
 def _before(line: Line) -> Line:

@@ -232,7 +232,9 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     # A config that writes to the working folder owns nothing of what lies there.
     mine = (Path.cwd(), folder.parent.resolve())
     shared = {Path.home(), *mine, *(up for one in mine for up in one.parents)}
-    outputs = _outputs(request, config)
+    names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
+    outputs = [request.root / str(name) for name in names if name]
+    outputs += getattr(way_of(request.way["way"]), "outputs", lambda _: [])(request)
     roots = [one for one in outputs if one.is_dir() and one.resolve() not in shared]
     places = [*roots, folder.parent, *places, Path.cwd(), request.root, *hub_cache()]
     planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
@@ -332,14 +334,11 @@ def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
     made = {}
     for item in items:
         whole = item.path.is_dir() and not item.path.is_symlink()
-        for path in filter(_no_folder, item.path.rglob("*") if whole else [item.path]):
-            facts = path.lstat()
-            made[_name(path, folder)] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+        for path in item.path.rglob("*") if whole else [item.path]:
+            if path.is_symlink() or not path.is_dir():
+                facts = path.lstat()
+                made[_name(path, folder)] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
     return made
-
-
-def _no_folder(path: Path) -> bool:
-    return path.is_symlink() or not path.is_dir()
 
 
 def _begun(request: Request) -> Iterator[Item]:
@@ -385,13 +384,6 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
 
 
 # --- what there is ------------------------------------------------------------------------------
-
-
-def _outputs(request: Request, config: Mapping[str, Any]) -> list[Path]:
-    """Folders that the training run of the config has written to, and those of the way."""
-    names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-    of_way = getattr(way_of(request.way["way"]), "outputs", lambda _: [])
-    return [*(request.root / str(name) for name in names if name), *of_way(request)]
 
 
 def _model_before(
@@ -509,7 +501,9 @@ def _needed(request: Request, config: Mapping[str, Any]) -> Iterator[tuple[str, 
     ]
     yours = [(Path.home(), "it is your home"), (Path.cwd(), "you work in it")]
     yours += [(requests, "it is the folder of the requests")]
-    for ones, inside in ((models, _of_model), (data, within), (yours, lambda *_: False)):
+    # A checkpoint within a model's folder is not that model.
+    part = lambda path, model: path.parent == model and not path.name.startswith("checkpoint-")  # noqa: E731
+    for ones, inside in ((models, part), (data, within), (yours, lambda *_: False)):
         for place, why in ones:
             if place and Path(place).exists():
                 yield why, _holder(Path(place).resolve(), inside)
@@ -521,11 +515,6 @@ def _holder(place: Path, inside: Any) -> Any:
         return within(place, real) or inside(real, place)
 
     return has
-
-
-def _of_model(path: Path, model: Path) -> bool:
-    """A checkpoint within a model's folder is not that model."""
-    return path.parent == model and not path.name.startswith("checkpoint-")
 
 
 def _sources(entry: Mapping[str, Any]) -> Iterator[str]:

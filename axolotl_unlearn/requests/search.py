@@ -99,7 +99,11 @@ class Texts:
         windows: set[tuple[str, ...]] = set()
         too_short = 0
         for spoken in map(words, set(deleted)):
-            if len(spoken) >= SHORTEST or _telling(spoken):
+            letters = "".join(spoken)
+            # A name or a number: two words, or digits.
+            telling = sum(map(str.isdigit, letters)) >= LEAST_DIGITS
+            telling |= len(spoken) > 1 and len(letters) >= 6
+            if len(spoken) >= SHORTEST or telling:
                 windows.update(in_a_row(spoken, min(WINDOW, len(spoken))))
             else:
                 too_short += bool(spoken)
@@ -123,13 +127,6 @@ class Texts:
                 return set()
         spoken = words(text)
         return {w for size in self.sizes for w in in_a_row(spoken, size) if w in self.windows}
-
-
-def _telling(spoken: Sequence[str]) -> bool:
-    """A name or a number: two words, or digits, or a word that is hardly a common one."""
-    letters = "".join(spoken)
-    digits = sum(map(str.isdigit, letters))
-    return digits >= LEAST_DIGITS or (len(spoken) > 1 and len(letters) >= 6)
 
 
 def in_a_row(run: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import plain
+from axolotl_unlearn.requests.request import one_line
 
 #: v0.1 binds rows and model alone, v0.2 the other files too; v0.3 has rows among them; v0.4 says
 #: from which base, rows and versions an exact way was trained, and every try.
@@ -43,15 +43,9 @@ def canonical(value: Any) -> bytes:
     return text.encode()
 
 
-def _one_line(text: str) -> str:
-    if plain(text) != text:
-        raise ValueError
-    return text
-
-
 Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 #: Printed by `verify`: without line breaks and other control characters.
-Line = Annotated[str, AfterValidator(_one_line)]
+Line = Annotated[str, AfterValidator(lambda text: one_line(text, "a field"))]
 
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT[0-9:.+Z-]{5,30}$")]
 

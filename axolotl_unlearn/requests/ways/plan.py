@@ -2,8 +2,8 @@
 
 The cost is the number of rows that the trainings read. Seconds are `START` for each training, and
 for each row what rows took in earlier trainings of this base (those of earlier requests, the run
-that made the model); without any they are not known. Memory is that of weights, gradients and
-optimizer.
+that made the model); without any they are not known. (`axolotl-unlearn check --full` says what a
+training needs of memory.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Cost:
     Attributes:
         reads: Rows read, each pass counted.
         seconds: Of its trainings; ``by``: how many earlier ones say so. None without any.
-        bytes: Of memory, at least; None where the model's files are not here.
         closed: Why it is not open to the request; then nothing else is known.
     """
 
@@ -43,7 +42,6 @@ class Cost:
     reads: float = 0.0
     seconds: float | None = None
     by: str = ""
-    bytes: int | None = None
     closed: str = ""
 
 
@@ -71,23 +69,17 @@ def choose(costs: Iterable[Cost]) -> str:
 
 
 def _cost(name: str, request: Request, each: float | None, by: str) -> Cost:
-    from axolotl_unlearn.checks.estimate import memory
-    from axolotl_unlearn.config import parse_unlearn
-
     way = way_of(name)
     try:
         reads = way.reads(request)
     except UnlearnError as error:
         return Cost(name, way.SHOWS, closed=str(error))
-    config = read_config(request.path("finetune.yml" if way.EXACT else "forget.yml"))
-    block = parse_unlearn({} if way.EXACT else config.get("unlearn") or {})
     return Cost(
         name,
         way.says(request) if hasattr(way, "says") else way.SHOWS,
         sum(reads),
         None if each is None else round(sum(START + each * one for one in reads), 1),
         "" if each is None else by,
-        memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),
     )
 
 
