@@ -154,7 +154,7 @@ def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, for
     training's rows; a copy of a row may lie on either side."""
     rows = [*TRAIN[:18], *TRAIN[:3], TRAIN[5]]
     settings = config(home, sample_packing=False, **FEW | {"seed": seed}, val_set_size=8)
-    del settings["test_datasets"]
+    settings["test_datasets"] = None
     settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
     settings["dataset_prepared_path"] = str(tmp_path / "prepared")
     made = requested(home, tmp_path, made=Options(model=home / "tuned"), **settings)
