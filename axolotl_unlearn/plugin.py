@@ -119,24 +119,14 @@ class UnlearnPlugin(BasePlugin):
 
     @exit_with_sentence()
     def post_lora_merge(self, cfg: DictDefault, adapter_path: str, output_path: str) -> None:
-        """Record base and adapter by content in the merged folder, and audit it if the config asks.
+        """Record base and adapter by content in the merged folder.
 
         Axolotl calls it from 0.21 on.
         """
-        if not _trains(cfg):
-            return
-        if Path(cfg.base_model).is_dir():
+        if _trains(cfg) and Path(cfg.base_model).is_dir():
             from axolotl_unlearn.merging.weights import record_base
 
             record_base(output_path, cfg.base_model, adapter_path)
-        if requests := unlearn_config(cfg).audit:
-            from axolotl_unlearn.requests.audit import audit_requests
-
-            audit = audit_requests(output_path, requests)
-            audit.require_tested(requests)
-            print("\n".join([*audit.back_lines(), audit.says]), flush=True)
-            if audit.exit:
-                raise SystemExit(audit.exit)
 
     @exit_with_sentence()
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
@@ -163,16 +153,10 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.data.pairing import PairedDataset
         from axolotl_unlearn.training.phases import phase_steps
 
-        size, cfg.val_set_size = cfg.val_set_size, 0.0  # Axolotl would split single rows
         meta = load_datasets(cfg=cfg)
-        cfg.val_set_size = size or 0.0
         check_loaded(cfg, meta.train_dataset, meta.eval_dataset)
         if preprocess:
             return None  # Axolotl reads what is prepared now, and shows what it was asked to
-        if size:
-            from axolotl_unlearn.data.validation import split
-
-            meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)
         for note in check_columns(args, meta.train_dataset):
             LOG.warning(note)

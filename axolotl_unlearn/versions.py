@@ -49,8 +49,3 @@ def loads_us_unasked() -> bool:
         point.value.startswith("axolotl_unlearn:")
         for point in entry_points(group="axolotl.plugins")
     )
-
-
-def merges_call_us() -> bool:
-    """`axolotl merge-lora` of 0.21 calls plugins with the merged folder."""
-    return within(since="0.21")

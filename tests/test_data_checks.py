@@ -403,8 +403,6 @@ def test_what_a_model_cannot_take(model, settings, says, tmp_path):
     [
         ({"evals_per_epoch": 2}, "`evals_per_epoch: 2` evaluates nothing without"),
         ({"eval_strategy": "no"}, None),
-        ({"val_set_size": 0.1, "evals_per_epoch": 2}, None),
-        ({"val_set_size": 0.1}, "rows of `val_set_size` are never evaluated"),
         ({"adapter": "qlora", "load_in_4bit": True}, "evaluate the merged model"),
     ],
 )

@@ -217,7 +217,6 @@ def test_a_package_that_is_absent_is_named(stage, monkeypatch, options, module):
         ({"lr_scheduler": "reduce_lr_on_plateau"}, "requires an eval strategy"),
         ({"dataloader_prefetch_factor": 4}, "dataloader_prefetch_factor"),
         ({"lr_scheduler": "one_cycle", "warmup_ratio": 0.2}, None),
-        ({"lr_scheduler": "reduce_lr_on_plateau", "val_set_size": 0.3, "eval_steps": 1}, None),
         ({"bf16": True, "tf32": True, "torch_compile": True}, None),
     ],
     ids=lambda x: str(x)[:60],

@@ -100,24 +100,6 @@ def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
     assert not any(private in found.output for private in (*people, *stories))
 
 
-@pytest.mark.parametrize(("model", "code"), [("clean", None), ("back", 3)])
-def test_a_merge_is_audited_if_the_config_asks(home, capsys, model, code):
-    """The hook of Axolotl 0.21, after `axolotl merge-lora`."""
-    from contextlib import nullcontext
-
-    from axolotl.utils.dict import DictDefault
-
-    from axolotl_unlearn.plugin import UnlearnPlugin
-
-    block = {"forget": {"objective": "npo"}, "audit": str(home / "requests")}
-    cfg = DictDefault({"base_model": "someone/model", "unlearn": block})
-    with pytest.raises(SystemExit) if code else nullcontext() as left:
-        UnlearnPlugin().post_lora_merge(cfg, "unread", str(home / model))
-    assert code is None or left.value.code == code
-    text = capsys.readouterr().out
-    assert "20 deleted documents of 2 requests" in text and text.count("back: ") == 10 * bool(code)
-
-
 def test_a_broken_model_does_not_pass(home, tmp_path):
     """It says nothing and is told from nothing, because it knows nothing."""
     from safetensors.torch import load_file, save_file

@@ -558,50 +558,6 @@ def test_a_trainer_that_is_not_ours_does_not_start(stage):
         UnlearnPlugin().post_trainer_create(DictDefault(config(stage, "x")), trainer)
 
 
-def test_a_validation_split_takes_whole_documents_and_no_forget_row(stage):
-    """`val_set_size` was refused; Axolotl would hold out single rows, whatever their role."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.integrations.base import PluginManager
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    rows = [
-        {"id": f'"{n // 3}"{kind}', "input": f"What is {n}?", "output": f"kept {n}", "task": "1"}
-        for n in range(18)
-        for kind in [("sc1", "qa0", "qa1")[n % 3]]
-    ]
-    path = stage / "documents.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sets = datasets(stage, "forget", "retain")
-    sets[1]["path"] = str(path)
-    cfg = config(stage, "split", datasets=sets, val_set_size=0.2, evals_per_epoch=1)
-    file = stage / "split.yml"
-    file.write_text(yaml.safe_dump(cfg))
-    loaded = load_cfg(str(file))
-    meta = PluginManager.get_instance().load_datasets(loaded)
-    train_rows, test_rows = (
-        {side: {(r["row"], r["document"]) for r in part if r["role"] == role}
-         for side, role in (("forget", 0), ("retain", 1))}
-        for part in (meta.train_dataset, meta.eval_dataset)
-    )  # fmt: skip
-    assert len(train_rows["forget"]) == 12 and len(test_rows["forget"]) == 3
-    assert test_rows["forget"] <= train_rows["forget"]
-    assert len(train_rows["retain"]) == 12 and len(test_rows["retain"]) == 6
-    documents = [{document for _, document in part["retain"]} for part in (train_rows, test_rows)]
-    assert not set.intersection(*documents) and len(documents[1]) == 2
-    assert loaded.val_set_size == 0.2 and loaded.eval_steps
-    said = CliRunner().invoke(unlearn, ["check", str(file), "--full", "--json"])
-    assert json.loads(said.stdout)["steps"] == meta.total_num_steps, said.output
-    once = {"save_strategy": "steps", "save_steps": 1, "eval_steps": 1, "evals_per_epoch": None}
-    changes = {"datasets": sets, "val_set_size": 0.2, "max_steps": 1}
-    logs = history(train(stage, "split-run", **changes, **once))
-    assert [log["step"] for log in logs if "eval_retain_nll" in log] == [0, 1]
-    file.write_text(yaml.safe_dump(cfg | {"val_set_size": 0.9}))
-    said = CliRunner().invoke(unlearn, ["check", str(file), "--full"])
-    assert "would hold out all documents of the retain rows" in said.output
-
-
 def test_the_best_checkpoint_is_the_one_with_the_least_loss(stage):
     """`greater_is_better: false` was dropped by Axolotl's builder, and the worst one restored."""
     often = {"save_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
@@ -641,7 +597,7 @@ def test_full_determinism_trains_the_same(stage, straight, monkeypatch):
     assert_same(once, straight, atol=0)
 
 
-@pytest.mark.skipif(not versions.merges_call_us(), reason="a hook of Axolotl 0.21")
+@pytest.mark.skipif(not versions.within(since="0.21"), reason="a hook of Axolotl 0.21")
 def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
     """`axolotl merge-lora`; the record tells the base by content, as the check of a recipe does."""
     from axolotl.cli.merge_lora import do_cli

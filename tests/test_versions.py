@@ -64,8 +64,3 @@ def test_the_plugin_need_not_be_named_where_axolotl_loads_it(installed, plugins)
         assert found == []
     else:
         assert any(f"`plugins:` lacks {PLUGIN}" in fault for fault in found)
-
-
-def test_an_audit_that_nobody_would_start(installed):
-    found = config_faults(CONFIG | {"unlearn": CONFIG["unlearn"] | {"audit": "requests"}})
-    assert found == [] if installed == (0, 21) else "`unlearn.audit` needs Axolotl 0.21" in found[0]

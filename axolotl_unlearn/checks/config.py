@@ -149,9 +149,6 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (args.retain and args.pairing.retain_per_forget == 0,
          "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; set "
          "it to 1 or more."),
-        (args.audit and not versions.merges_call_us(),
-         "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
-         "`axolotl-unlearn request audit` after the merge."),
         (args.phases and cfg.get("lr_scheduler") in _WHOLE_RUN,
          f"`lr_scheduler: {cfg.get('lr_scheduler')}` cannot begin anew in each of "
          "`unlearn.phases`; use linear, cosine or constant."),
@@ -246,7 +243,7 @@ def setting_notes(cfg: dict) -> list[str]:
     name, often = str(cfg.get("base_model")), ("evals_per_epoch", "eval_steps", "eval_strategy")
     where = None if os.path.exists(name) else unreachable(name)
     looks = next((f"`{key}: {cfg[key]}`" for key in often if cfg.get(key) not in (None, "no")), "")
-    rows = next((key for key in ("test_datasets", "val_set_size") if cfg.get(key)), None)
+    rows = cfg.get("test_datasets")
     args = block_of(dict(cfg))
     moves = args and (args.phases or any(entry.anneal for _, entry in args.entries()))
     best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
@@ -259,9 +256,9 @@ def setting_notes(cfg: dict) -> list[str]:
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
     return [*axolotl_options.idle(cfg), *_kept(cfg)] + told(
         (looks and not rows,
-         f"{looks} evaluates nothing without `test_datasets` or `val_set_size`."),
+         f"{looks} evaluates nothing without `test_datasets`."),
         (rows and not looks,
-         f"rows of `{rows}` are never evaluated; give `eval_steps` or `evals_per_epoch`."),
+         "rows of `test_datasets` are never evaluated; give `eval_steps` or `evals_per_epoch`."),
         (rows and looks.startswith("`evals_per_epoch") and not (look or cfg.get("eval_strategy")),
          f"{looks} is never reached in {cfg.get('num_epochs') or 1} epochs, so nothing is "
          "evaluated; give `eval_steps`."),

@@ -16,13 +16,12 @@ import yaml
 
 from axolotl_unlearn.checks.config import sharding_key, unmet, warmup_note
 from axolotl_unlearn.checks.rendered import layout
-from axolotl_unlearn.columns import DOCUMENT, IGNORE, ROLES, pair_number
+from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import check_loaded
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.overlap import near_note
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
 
@@ -45,7 +44,6 @@ def outlook(
         return {}, []
     facts: dict[str, Any] = {"notes": []}
     rows, faults = {side: len(tables.get(side) or read.get(side, ())) for side in ROLES}, []
-    documents = [pair_number(record.document) for record in read.get("retain", ())]
     try:
         if tables:
             from datasets import concatenate_datasets
@@ -54,10 +52,6 @@ def outlook(
             check_loaded(cfg, whole)
             faults += RowCounts.of_columns(whole).faults(args)
             facts["notes"] += near_note(whole)
-            documents = tables["retain"][DOCUMENT][:] if "retain" in tables else documents
-        if size := cfg.get("val_set_size"):
-            seed = 42 if cfg.get("seed") is None else cfg["seed"]
-            rows["retain"] -= int(held_out(documents, size, sum(rows.values()), seed).sum())
     except UnlearnError as error:
         faults.append(str(error))
     facts |= steps(cfg, args, rows["forget"]) if rows["forget"] else {}

@@ -147,7 +147,7 @@ def _make_schedule(cfg: Any) -> None:
     normalize_config(cfg)
     builder = object.__new__(HFCausalTrainerBuilder)
     builder.cfg, builder.model = cfg, None
-    builder._eval_dataset = [cfg] if cfg.test_datasets or cfg.val_set_size else None
+    builder._eval_dataset = [cfg] if cfg.test_datasets else None
     given = builder._set_base_training_args(total_num_steps=10)[0]
     trainer = object.__new__(AxolotlTrainer)
     trainer.args = AxolotlTrainingArguments(**given | {"use_cpu": True})

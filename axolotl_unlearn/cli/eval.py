@@ -41,8 +41,6 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     data folder holds forget, retain, member and nonmember (.jsonl, .json or .parquet), and
     general for utility. Results are cached by content; an interrupted run goes on.
 
-    Several devices: `accelerate launch -m axolotl_unlearn.cli eval ...` splits the rows.
-
     \b
     Example:
       axolotl-unlearn eval original=out/memorised out/over out/under out/merged --out out/eval

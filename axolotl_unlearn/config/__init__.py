@@ -488,11 +488,6 @@ class UnlearnArgs(Sides):
         description="lay rows end to end instead of padding them, where the model is found to "
         "keep them apart and it saves computation",
     )
-    audit: str | None = Field(
-        None,
-        description="folder of deletion requests: `axolotl merge-lora` (Axolotl 0.21) ends with "
-        "code 3 if a document of theirs is back in the merged model",
-    )
 
     @model_validator(mode="before")
     @classmethod

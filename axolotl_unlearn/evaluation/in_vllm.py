@@ -34,8 +34,7 @@ def backend(asked: str | None, device: str, alone: bool) -> str | None:
         return None
     if not alone:
         raise UnlearnError(
-            "`--backend vllm` runs in one process and places the model itself; leave out "
-            "`accelerate launch` and --device-map.",
+            "`--backend vllm` places the model itself; leave out --device-map.",
             code="eval.vllm-alone",
         )
     if not there:

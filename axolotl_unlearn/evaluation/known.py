@@ -232,8 +232,8 @@ def audit_documents(
             from axolotl_unlearn.evaluation.measure import Local
             from axolotl_unlearn.evaluation.measurement import Settings
 
-            settings = Settings(device=device, dtype=dtype).placed(None)
-            asked, name = Local(found, settings, settings.device), found.name
+            settings = Settings(device=device, dtype=dtype).placed()
+            asked, name = Local(found, settings), found.name
         _write(asked, [*items, *held], max_new_tokens, chat)
         if asked.scores:
             _score(asked, [*items, *held])

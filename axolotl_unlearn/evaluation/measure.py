@@ -62,10 +62,10 @@ class Local:
 
     scores = distributions = True
 
-    def __init__(self, spec: ModelSpec, settings: Settings, device: str | None) -> None:
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
         self.spec, self.settings, self.tokenizer = spec, settings, load_tokenizer(spec)
-        dtype, where = torch_dtype(settings.dtype), device or settings.device
-        self.model = load_model(spec, dtype=dtype, device=where, device_map=settings.device_map)
+        how = {"device": settings.device, "device_map": settings.device_map}
+        self.model = load_model(spec, dtype=torch_dtype(settings.dtype), **how)
 
     def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
         from axolotl_unlearn.engine import token_scoring
@@ -139,13 +139,13 @@ class Session:
             from axolotl_unlearn.evaluation.served import Served
 
             return Served(spec.model)
-        return Local(spec, self.settings, self.cache.workers.device)
+        return Local(spec, self.settings)
 
     @contextmanager
     def counting(self, name: str, total: int) -> Iterator[Count]:
-        """A bar moved by what this process and, about as fast, each of its siblings has done."""
+        """A bar moved by what has been done."""
         with self.bars.bar(name, total) as advance:
-            yield lambda done: advance(len(done) * self.cache.workers.count)
+            yield lambda done: advance(len(done))
 
     def each(
         self, bar: str, items: Sequence[T], ask: Callable[..., Sequence[Any]],
@@ -154,16 +154,16 @@ class Session:
         """``made`` of each answer of ``ask(items, on_batch=...)`` and its item, a part of them at a
         time; with a key an interrupted run goes on where it was."""
         stored = self.cache.rows_so_far(key, False) if key is not None else ()
-        known, workers = {row["key"]: row["value"] for row in stored}, self.cache.workers
+        known = {row["key"]: row["value"] for row in stored}
         with self.counting(bar, len(items)) as count:
             for start in range(0, len(items), _AT_ONCE):
                 part = items[start : start + _AT_ONCE]
                 numbers = range(start, start + len(part))
                 if not known.keys() >= set(numbers):
-                    answers = workers.map(partial(ask, on_batch=count), part)
+                    answers = ask(part, on_batch=count)
                     values = dict(zip(numbers, map(made, answers, part), strict=True))
                     known |= values
-                    if key is not None and workers.main:
+                    if key is not None:
                         rows = [{"key": n, "value": value} for n, value in values.items()]
                         self.cache.add_rows(key, rows)
         return [known[number] for number in range(len(items))]
@@ -288,9 +288,7 @@ class Session:
             if stored.get("key") in rows:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
-        mine: list[dict[str, Any]] = []
         with self.counting(f"{name}: rows", len(todo)) as count:
-            todo = cache.workers.share(todo)
 
             def on_batch(numbers, generations) -> None:
                 done = []
@@ -305,13 +303,10 @@ class Session:
                         "stopped": generation.stopped,
                         "contained": says_it,
                     }
-                    mine.append({**known, "text": said})
+                    take({**known, "text": said})
                     done.append({**known, "text": said if texts else None})
                 cache.add_rows(key, done)
                 count(numbers)
 
             prompts = [row.record.input for row in todo]
             model.generate(prompts, self.settings.max_gen_toks, on_batch)
-            for part in cache.workers.gather(mine):
-                for stored in part:
-                    take(stored)

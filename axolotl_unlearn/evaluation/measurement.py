@@ -48,14 +48,9 @@ class Settings:
     samples: int = 0
     backend: str | None = None
 
-    def placed(self, device: str | None) -> Settings:
-        """With device and precision as this machine has them.
-
-        Args:
-            device: That of this process, of several.
-        """
-        # Of several processes each has its own number, which is nothing of the evaluation.
-        device = device_name(self.device) if self.device else device_name(device).split(":")[0]
+    def placed(self) -> Settings:
+        """With device and precision as this machine has them."""
+        device = device_name(self.device)
         dtype = self.dtype or ("float32" if device == "cpu" else "auto")
         return replace(self, device=device, dtype=dtype)
 

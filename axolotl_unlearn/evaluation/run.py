@@ -17,7 +17,7 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import summary
-from axolotl_unlearn.evaluation.cache import Cache, Workers
+from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.canaries import add_canaries
 from axolotl_unlearn.evaluation.collapse import CollapseChecker
 from axolotl_unlearn.evaluation.in_vllm import backend
@@ -40,9 +40,6 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate models on a data folder and write results.json.
 
-    Started by ``accelerate launch`` each process takes a share of the rows; the main one writes
-    and returns what one process alone would, the others return nothing.
-
     The scores are exactly those of the official script (and of the lm-eval group): greedy, at
     most ``max_gen_toks`` new tokens, raw prompts. In half precision that needs ``batch_size=1``.
 
@@ -60,41 +57,36 @@ def evaluate(
     specs = parse_models(models)
     if options.batch_size < 1 or options.max_gen_toks < 1:
         raise UnlearnError("batch size and max-gen-toks must be 1 or more.", code="eval.size")
-    workers = Workers()
-    if options.device_map and workers.count > 1:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UnlearnError(
-            "--device-map spreads one model over all devices, several processes have a model "
-            "each; use one of the two.",
-            code="eval.two-ways",
+            "an evaluation is one process; leave out `accelerate launch`, and give --device-map "
+            "auto for a model that does not fit one device.",
+            code="eval.several-processes",
         )
-    settings = Settings.read(asdict(options.placed(workers.device)))
-    alone = workers.count == 1 and not settings.device_map
+    settings = Settings.read(asdict(options.placed()))
+    alone = not settings.device_map
     settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
     sets = settings.load_sets(data)
     settings = replace(settings, keep_texts=options.with_text or sets.synthetic)
     before = original_of(specs, settings.original)
     out = Path(options.out_dir)
     kept = Path(settings.store or out / "cache")
-    if workers.main:
-        holds = "texts" if settings.keep_texts else "log-probs"
-        for name in ("results.json", AUDIT_FILE):
-            declare(out, out / name, holds)
-        if options.use_cache:
-            declare(out, kept, holds, folder=True)
-    cache = Cache(kept if options.use_cache else None, workers)
-    bars = ProgressBars(options.progress and workers.main)
+    holds = "texts" if settings.keep_texts else "log-probs"
+    for name in ("results.json", AUDIT_FILE):
+        declare(out, out / name, holds)
+    if options.use_cache:
+        declare(out, kept, holds, folder=True)
+    cache = Cache(kept if options.use_cache else None)
+    bars = ProgressBars(options.progress)
     with bars.progress:
         few = can_be_good(len(sets.member), len(sets.nonmember)) if sets.member else ""
         by = f"generation by {settings.backend or 'transformers'}"
         by = by if options.backend == "auto" else ""
-        for note in filter(None, [*sets.notes, few, by]) if workers.main else ():
+        for note in filter(None, [*sets.notes, few, by]):
             bars.note(f"note: {note}")
         weights = {spec.name: cache.weights(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)
         measured, collapse = _measure_all(session, specs, before, weights)
-        if not workers.main:
-            return []
-        cache.workers = Workers(alone=True)  # the others have left
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
             blind = _blind(sets, cache, settings.seed)
             advance(1)

@@ -205,7 +205,7 @@ def audit_requests(
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     placed = {"device": device, "dtype": None, "batch_size": batch_size, "device_map": None}
     sets, judged = _together(every, ledger.folder), []
-    lines, facts = _measured(model, sets, replace(settings, **placed).placed(None), progress)
+    lines, facts = _measured(model, sets, replace(settings, **placed).placed(), progress)
     for line in lines:
         request, document = line["document"].split("/", 1)
         known = ledger.keyed(document)
