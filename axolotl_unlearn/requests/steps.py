@@ -56,6 +56,14 @@ def executable(name: str) -> str:
     return command
 
 
+def _left(marks: Sequence[tuple[float, float]], passes: float) -> str:
+    """How long a training still takes, of (seconds, passes done) seen so far: by its pace since the
+    first, for what comes before that is loading."""
+    (began, first), (now, done) = marks[0], marks[-1]
+    seconds = (now - began) / (done - first) * (passes - done) if done > first else None
+    return "" if seconds is None else f", about {seconds:.0f} s left"
+
+
 @dataclass
 class Steps:
     """Steps of a run.
@@ -154,7 +162,7 @@ class Steps:
     def _tell(self, log: Path, passes: float, lines: str, ended: threading.Event) -> None:
         """Lines that begin with ``lines``, how far a training is, and about how many seconds are
         left, from its log."""
-        epoch, told, over, began = "", 0, False, time.monotonic()
+        marks, told, over = [], 0, False
         while not over:
             over = ended.wait(1.0 if lines else SAY_SECONDS)
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -163,10 +171,10 @@ class Steps:
             for line in found[told:]:
                 self._say(line)
             told, epochs = len(found), _EPOCH.findall(text)
-            if not over and epochs and epochs[-1] != epoch and 0 < float(epochs[-1]) <= passes:
-                epoch = epochs[-1]
-                left = (time.monotonic() - began) * (passes / float(epoch) - 1)
-                self._say(f"pass {epoch} of {passes:g}, about {left:.0f} s left")
+            epoch = float(epochs[-1]) if epochs else 0.0
+            if not over and (marks[-1][1] if marks else 0) < epoch <= passes:
+                marks.append((time.monotonic(), epoch))
+                self._say(f"pass {epoch:g} of {passes:g}{_left(marks, passes)}")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:
