@@ -80,9 +80,12 @@ def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monk
 
 
 def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, monkeypatch, caplog):
-    """Its paths were relative to where it was made; the whole config was printed, 300 lines."""
+    """Its paths were relative to where it was made; the whole config was printed, 300 lines; the
+    rows were copied into the cache of the home folder."""
     import contextlib
     import logging
+
+    import datasets
 
     from axolotl_unlearn.requests import run as running
     from axolotl_unlearn.requests.request import Request
@@ -91,6 +94,7 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         shutil.copytree(home / name, tmp_path / name)
     for name in ("train.jsonl", "test.jsonl"):
         shutil.copy(home / name, tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     with contextlib.chdir(tmp_path):
         Path("c.yml").write_text(yaml.safe_dump(config(Path())))
         logging.getLogger("axolotl").setLevel(logging.DEBUG)  # as `axolotl unlearn` leaves it
@@ -98,6 +102,7 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         found = said("new", "c.yml", "--where", "id=ada-quill", "--out", "requests/a")
         assert not [one for one in caplog.records if one.levelno <= logging.INFO]
         assert "3 rows to forget" in found.output and "Tokenizing" not in found.output
+        assert not [*tmp_path.rglob("*.arrow")]
     monkeypatch.chdir(tmp_path / "base")
     assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
     seen = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import unlearn_config
 from axolotl_unlearn.data.checks import KEYS, TYPES, role_of
+from axolotl_unlearn.data.prepared import apart
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import cached_on_hub, is_tokenizer
 
@@ -122,9 +122,7 @@ def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
 
     from axolotl_unlearn.versions import DictDefault
 
-    before = datasets.config.HF_DATASETS_CACHE
-    with tempfile.TemporaryDirectory() as folder:
-        datasets.config.HF_DATASETS_CACHE = Path(folder)
+    with apart():
         try:
             loaded = load_dataset_with_config(DictDefault(entry), False)
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
@@ -133,8 +131,6 @@ def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
                 "`ds_type` and `data_files`.",
                 code="checks.unreadable-data",
             ) from None
-        finally:
-            datasets.config.HF_DATASETS_CACHE = before
         if isinstance(loaded, dict):
             loaded = loaded.get(entry.get("split") or "train") or next(iter(loaded.values()))
         yield loaded

@@ -17,8 +17,9 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ _TOKENIZER_FILES = re.compile(
 _LARGE = 2**24
 _OURS = re.compile(r"unlearn-[0-9a-f]{16}")
 _AXOLOTLS = re.compile(r"[0-9a-f]{32}")
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Hugging Face ``datasets`` leaves no copy of the texts that it reads in the home folder."""
+    import datasets
+
+    before = datasets.config.HF_DATASETS_CACHE
+    with tempfile.TemporaryDirectory() as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder)
+        try:
+            yield
+        finally:
+            datasets.config.HF_DATASETS_CACHE = before
 
 
 def prepared_folder(cfg: dict[str, Any]) -> str:

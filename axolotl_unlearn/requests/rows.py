@@ -4,17 +4,19 @@ token rows of a request."""
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
-from axolotl_unlearn.data.prepared import is_ours, prepared_folder
+from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -246,7 +248,10 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[Counter[bytes], Counter[bytes],
         cfg.dataset_prepared_path = prepared_folder(cfg)
     name = generate_dataset_hash_from_config(cfg, cfg.datasets, tokenizer.name_or_path)
     kept = get_prepared_dataset_path(cfg, name)
-    with tempfile.TemporaryDirectory() as folder:
+    given = [one.get("path") for one in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
+    # What is no file lies in the cache of the home folder already, and may be nowhere else.
+    cache = apart() if all(os.path.isfile(str(one)) for one in given) else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, cache:
         there = kept.is_dir() and any(kept.iterdir())
         if not there:
             if cfg.val_set_size and cfg.seed is None:

@@ -5,8 +5,8 @@
 
 68 of the demo's people, and rows of eight others that are nobody's, on a tiny base that has read
 other people in two wordings. Every model is made by `axolotl train` or `shards train`, requests by ``--way shards``. An answer is said if
-each of its tokens is the likeliest. Costs are seconds of processor, the start of Python included.
-Settings were chosen on seed 300; vectors
+each of its tokens is the likeliest. Costs are seconds of processor, the start of Python included; those
+of all people are the start of the drawn request and the training of each one's shard. Settings were chosen on seed 300; vectors
 of nobody's rows came into the router on seeds 299 and 300, after 301 had shown that they were missing. A part that is done is kept.
 """
 
@@ -31,6 +31,7 @@ from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.trainings import STAMP
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.shards.router import Router, place
 from research.analysis.seeds import facts
@@ -143,11 +144,19 @@ class World:
         given = (self.path, folder, "id", count)
         how = {"threads": 1, "key": key, "console": QUIET}
         self.part(f"{count} cost", lambda: self.cost(lambda: shards.train_shards(*given, **how)))
+        self.part(f"{count} shards", lambda: self.shards(folder, count))
         self.part(str(count), lambda: self.answers(folder / "model"))
         self.part(f"{count} routes", lambda: self.routes(folder / "model", key, count))
         people = sorted({one["id"] for one in self.rows["train"]})
         who = random.Random(f"{self.seed} {count}").choice(people)
         self.part(f"{count} request", lambda: self.request(folder, who))
+
+    def shards(self, folder: Path, count: int) -> dict[str, list[float]]:
+        """People's rows, and seconds of the training, of each shard."""
+        stamps = [json.loads((folder / str(n + 1) / STAMP).read_text()) for n in range(count)]
+        rows = [list((folder / str(n + 1) / "rows").glob("*")) for n in range(count)]
+        counts = [sum(len(path.read_text("utf-8").splitlines()) for path in some) for some in rows]
+        return {"rows": counts, "seconds": [one["seconds"] for one in stamps]}
 
     def routes(self, folder: Path, key: bytes, count: int) -> dict[str, float]:
         """How often the router leads to the person's own shard; to any for prompts about nobody."""
@@ -180,9 +189,12 @@ class World:
         gone = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] == who]
         left = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] != who]
         again = request.way["again"]
+        stamps = [request.path("work", "shards", shard, STAMP) for shard in again]
+        seconds = sum(json.loads(path.read_text())["seconds"] for path in stamps)
         shutil.rmtree(path)
         return {
             "cost": cost,
+            "start": round(cost - seconds, 1),
             "again": again,
             "said": float(np.mean(gone)),
             "others": float(np.mean(left)),
@@ -202,15 +214,18 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             whose = [n // 6 for n in range(len(before))]  # of each person, six rows in a row
             means = (f"{np.mean(values):.3f}" for values in (before, after))
             kept.append([f"{count} shards, {case}", *means, ratio(before, after, whose)])
-        parts = ("cost", f"{count} cost")
-        rows = [[*(one[p] for p in parts), one[f"{count} request"]["cost"]] for one in runs]
-        whole, made, request = np.mean(rows, 0)
-        shown = (f"{whole:.0f}", f"{made / whole:.2f}", f"{request / whole:.2f}")
+        rows = []
+        for one in runs:  # a large shard has more of the people
+            sizes, request = one[f"{count} shards"], one[f"{count} request"]
+            mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
+            rows.append([one["cost"], one[f"{count} cost"], request["cost"], mean])
+        whole, *parts = np.mean(rows, 0)
+        shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
         costs.append([f"{count} shards", str(len(runs)), *shown])
     return {
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
         "cost": {"columns": ["", "seeds", "training unsharded (s)", "all shards, of that",
-                             "a request, of that"], "rows": costs},
+                             "a drawn request", "mean of all people"], "rows": costs},
     }  # fmt: skip
 
 
@@ -221,6 +236,41 @@ def ratio(before: list[float], after: list[float], whose: list[int]) -> str:
     drawn = np.random.default_rng(0).integers(len(names), size=(2000, len(names)))
     low, high = np.quantile(sums[1][drawn].sum(1) / sums[0][drawn].sum(1), (0.025, 0.975))
     return f"{sums[1].sum() / sums[0].sum():.2f} [{low:.2f}, {high:.2f}]"
+
+
+def picture(made: Mapping[str, Any]) -> None:
+    """Kept answers and the cost of a request over shards, beside retraining and merged shards."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "shards"
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+    for at, case in enumerate(("as trained", "paraphrased")):
+        rows = [row for row in made["kept"]["rows"] if row[0].endswith(case)]
+        kept = np.array([re.findall(r"[\d.]+", row[3]) for row in rows], float)
+        spread = np.abs(kept[:, 1:] - kept[:, :1]).T
+        where = np.arange(1, len(rows) + 1) + 0.18 * (2 * at - 1)
+        left.bar(where, kept[:, 0], 0.34, yerr=spread, capsize=3, label=f"routed, {case}",
+                 color=("#2a6f97", "#89c2d9")[at])  # fmt: skip
+    left.bar([0], [1], 0.5, color="#a9a9a9", label="retrained")
+    left.bar([len(rows) + 1], [0.01], 0.5, color="#c1121f", label="merged (at most)")
+    names = [row[0].partition(",")[0] for row in rows]
+    left.set_xticks(range(len(rows) + 2), ["unsharded", *names, "4, merged"])
+    left.axhline(0.95, color="black", lw=0.8, ls="--")
+    left.set_title("answers kept, of those of the unsharded run", fontsize=10)
+    left.legend(fontsize=7, loc="lower left")
+    costs = [float(row[5]) for row in made["cost"]["rows"]]
+    right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
+    for at, cost in enumerate([1, *costs]):
+        right.text(at, cost + 0.02, f"{cost:.2f}", ha="center", fontsize=9)
+    right.set_xticks(
+        range(len(costs) + 1), ["retraining", *(row[0] for row in made["cost"]["rows"])]
+    )
+    right.set_title("processor time of a request about one person", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "images" / "shards.svg", metadata={"Date": None})
 
 
 def main() -> None:
@@ -236,6 +286,7 @@ def main() -> None:
         return
     content = facts("python -m research.studies.routed run OUT")
     content |= {"tables": tables([one.found for one in worlds])}
+    picture(content["tables"])
     write_json(OUT, content | {"seeds": {one.seed: short(one.found) for one in worlds}})
 
 

@@ -117,9 +117,8 @@ def train_shards(
                     console=console or Console())  # fmt: skip
         if (batch := math.prod(_batch(config, 1).values())) < count:
             few = (
-                f"{config_path}: a batch of {batch} rows is smaller than {count} shards, so each "
-                f"makes {batch} of {count} of the steps of an unsharded run and learns less; raise "
-                "micro_batch_size, or num_epochs."
+                f"{config_path}: a batch of {batch} rows is smaller than {count} shards, which "
+                "then make fewer steps and learn less; raise micro_batch_size, or num_epochs."
             )
             run.console.print(few, highlight=False, soft_wrap=True, markup=False)
         # Never kept as a whole: each shard is that has its rows and settings.
@@ -175,11 +174,7 @@ def _keyed(key: bytes, row: str) -> str:
 
 
 def _cut(parts: rows_of.Parts, facts: Mapping[str, Any], key: bytes) -> dict[str, rows_of.Parts]:
-    """The rows of each shard, in their order, without those that requests have deleted.
-
-    Raises:
-        UnlearnError: No row has the field.
-    """
+    """The rows of each shard, in their order, without those that requests have deleted."""
     gone = set(facts["deleted"])
     cut = {str(shard): [[] for _ in parts] for shard in range(facts["count"] + 1)}
     for entry, part in enumerate(parts):
@@ -268,17 +263,11 @@ def make_routed(
 
 def _keys(place: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, str]:
     """What the adapter of each shard that has rows is the result of."""
-    name, told = str(config["base_model"]), rows_of.settings(config)
-    base = bound.base(name) | bound.elsewhere(config)
+    name, settings = str(config["base_model"]), rows_of.settings(config)
+    base, types = bound.base(name) | bound.elsewhere(config), rows_of.entries(config)
     if Path(name).is_dir():  # wherever it stands, its digests are what counts
-        del told["base_model"], base["name"]
-    told = [
-        told,
-        rows_of.row_types(rows_of.entries(config)),
-        facts["count"],
-        facts["threads"],
-        base,
-    ]
+        del settings["base_model"], base["name"]
+    told = [settings, rows_of.row_types(types), facts["count"], facts["threads"], base]
     found: dict[str, str] = {}
     for shard in map(str, range(facts["count"] + 1)):
         files = sorted((place / shard / "rows").glob("*.jsonl"))
@@ -307,10 +296,11 @@ def find(request: Request) -> Path:
         UnlearnError: It begins with another model.
     """
     before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
-    places, folder = [before.parent], request.folder.parent
-    for entry in reversed(Ledger(folder).accepted()):
-        if shards := Request.load(folder / entry["request"]).way.get("shards"):
-            places.append(folder / entry["request"] / shards)
+    places, ledger = [before.parent], Ledger(request.folder.parent)
+    for entry in reversed(ledger.accepted()):
+        one = request.folder.parent / entry["request"]
+        if shards := Request.load(one).way.get("shards"):
+            places.append(one / shards)
     for one in places:
         if (one / FACTS).is_file() and load(one)["model"] == weights(before):
             return Path(os.path.normpath(one))
@@ -322,11 +312,7 @@ def find(request: Request) -> Path:
 
 
 def _affected(request: Request) -> tuple[Path, dict[str, rows_of.Parts], set[str]]:
-    """The shards, the rows of each that remain, and which lose some: all where a row is nobody's.
-
-    Raises:
-        UnlearnError: No shards, other data, or nothing is left.
-    """
+    """The shards, rows of each that remain, and which lose some: all where a row is nobody's."""
     folder, path = find(request), request.path(CONFIG)
     facts, config = load(folder), rows_of.read_config(path)
     if facts["config"] != digest(path):
@@ -404,7 +390,6 @@ def prepare(request: Request) -> dict[str, Any]:
         "keys": facts["keys"],
         "again": sorted(again),
         "of": facts["count"],
-        "elsewhere": _elsewhere(request, folder, again),
         "rows": {"trained": trained, "removed": sum(facts["rows"].values()) - trained},
         "bound": bound.facts(config) | {"rows": _read(new, left)},
     }
@@ -467,16 +452,12 @@ def make(request: Request, run: Steps) -> None:
 
 
 def _prove(request: Request, facts: Mapping[str, Any], run: Steps) -> None:
-    """
-    Raises:
-        UnlearnError: A deleted row was read, or an adapter that is kept is another one.
-    """
+    """Or refuse: a deleted row was read, or an adapter that is kept is another one."""
     require(request)
     new, way, now = request.path("work", "shards"), request.way, weights(request.newest)
     rows = _sides(new, way["bound"]["rows"])
-    kept = {
-        name for name in now if "/" in name and name.split("-")[1].split("/")[0] not in way["again"]
-    }
+    trained = tuple(f"shard-{shard}/" for shard in way["again"])
+    kept = {name for name in now if "/" in name and not name.startswith(trained)}
     if rows_of.deleted(request, rows) & set(map(rows_of.row_id, rows_of.flat(rows))) or any(
         now[n] != facts["model"][n] for n in kept
     ):
@@ -505,14 +486,11 @@ def hand_over(request: Request) -> None:
         if request.id not in facts["requests"]:
             key, keys = _key(folder), read_json(new / "keys.json")
             gone = {_keyed(key, row) for row in rows_of.forgotten(request)}
-            facts |= {
-                "keys": keys,
-                "model": weights(request.path("model")),
-                "current": os.path.relpath(request.path("model"), folder),
-                "rows": _counts(_sides(new, keys)),
-                "requests": [*facts["requests"], request.id],
-                "deleted": sorted({*facts["deleted"], *gone}),
-            }
+            model = request.path("model")
+            facts["requests"] = [*facts["requests"], request.id]
+            facts["deleted"] = sorted({*facts["deleted"], *gone})
+            facts["current"] = os.path.relpath(model, folder)
+            facts |= {"keys": keys, "model": weights(model), "rows": _counts(_sides(new, keys))}
             write_json(folder / FACTS, facts)  # first: `prepare` knows by it that a run was killed
         shards = request.way["bound"]["rows"]
         _write(folder, _sides(new, shards))
