@@ -150,6 +150,18 @@ class World:
         people = sorted({one["id"] for one in self.rows["train"]})
         who = random.Random(f"{self.seed} {count}").choice(people)
         self.part(f"{count} request", lambda: self.request(folder, who))
+        self.part(f"{count} paired", lambda: self.paired(folder, key, count))
+
+    def paired(self, folder: Path, key: bytes, count: int) -> dict[str, float]:
+        """Costs one after the other, at one load of the machine: a request about somebody of the
+        shard that is as large as that of all people in the mean, the whole run, and that again."""
+        rows = np.array(self.found[f"{count} shards"]["rows"])
+        shard = 1 + int(np.abs(rows - (rows**2).sum() / rows.sum()).argmin())
+        who = next(r["id"] for r in self.rows["train"] if place(key, r["id"], count) == shard)
+        first = self.request(folder, who)["cost"]
+        whole = self.cost(lambda: train(self.path, self.out / "logs" / "again.log"))
+        requests = first, self.request(folder, who)["cost"]
+        return {"rows": int(rows[shard - 1]), "whole": whole, "requests": requests}
 
     def shards(self, folder: Path, count: int) -> dict[str, list[float]]:
         """People's rows, and seconds of the training, of each shard."""
@@ -215,17 +227,21 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             means = (f"{np.mean(values):.3f}" for values in (before, after))
             kept.append([f"{count} shards, {case}", *means, ratio(before, after, whose)])
         rows = []
+        paired = [one[name] for one in runs if (name := f"{count} paired") in one]
+        beside = [np.mean(one["requests"]) / one["whole"] for one in paired]
         for one in runs:  # a large shard has more of the people
             sizes, request = one[f"{count} shards"], one[f"{count} request"]
             mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
             rows.append([one["cost"], one[f"{count} cost"], request["cost"], mean])
         whole, *parts = np.mean(rows, 0)
         shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
-        costs.append([f"{count} shards", str(len(runs)), *shown])
+        side = f"{np.mean(beside):.2f} ({len(beside)})" if beside else ""
+        costs.append([f"{count} shards", str(len(runs)), *shown, side])
     return {
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
         "cost": {"columns": ["", "seeds", "training unsharded (s)", "all shards, of that",
-                             "a drawn request", "mean of all people"], "rows": costs},
+                             "a drawn request", "mean of all people",
+                             "side by side (seeds)"], "rows": costs},
     }  # fmt: skip
 
 
@@ -260,7 +276,7 @@ def picture(made: Mapping[str, Any]) -> None:
     left.set_xticks(range(len(rows) + 2), ["unsharded", *names, "4, merged"])
     left.axhline(0.95, color="black", lw=0.8, ls="--")
     left.set_title("answers kept, of those of the unsharded run", fontsize=10)
-    left.legend(fontsize=7, loc="lower left")
+    left.legend(fontsize=7, loc="center right")
     costs = [float(row[5]) for row in made["cost"]["rows"]]
     right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
     for at, cost in enumerate([1, *costs]):
@@ -269,6 +285,7 @@ def picture(made: Mapping[str, Any]) -> None:
         range(len(costs) + 1), ["retraining", *(row[0] for row in made["cost"]["rows"])]
     )
     right.set_title("processor time of a request about one person", fontsize=10)
+    right.set_ylim(0, 1.12)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "images" / "shards.svg", metadata={"Date": None})
 
