@@ -34,6 +34,7 @@ from research.studies.routed import rows_of
 OUT = ROOT / "research" / "results" / "routers.json"
 DEV, FRESH, COUNTS, WEIGHTS = (299, 300), (302, 303), (4, 8, 20), (0.25, 0.5)
 KINDS = "other words", "nobody's"
+COLUMNS = "about people", "about nobody", "about TOFU's authors", "about nobody (TOFU)"
 #: Whose a row is ("" nobody's), its question, the same in other words, question and answer.
 Row = tuple[str, str, str, str]
 
@@ -175,7 +176,7 @@ def main() -> None:
     shown = [f"dev, {world}, {c}, 8" for world in ("people", "TOFU") for c in KINDS]
     areas = {case: area_of(*four[:2], four[2:]) for case, four in attacked.items()}
     tables = {
-        "found": {"columns": ["router", *(one[5:-3] for one in shown)],
+        "found": {"columns": ["router", *COLUMNS],
                   "rows": [[n, *(f"{v[one]:.2f}" for one in shown)] for n, v in means.items()]},
         "attack": {"columns": ["sought", "AUC"],
                    "rows": [[n, f"{a.value:.2f} ± {a.half():.2f}"] for n, a in areas.items()]},
