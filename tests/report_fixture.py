@@ -56,6 +56,8 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
         task = 0.0 if min(values) <= 0 else harmonic_mean(values)
         mia = 1 - 2 * abs(area - 0.5)
         collapsed = name == "ascent"
+        shares = {"n": 120, "nonsense_n": 120, "empty": 0.0, "constant": 0.01}
+        shares |= {"broken": 0.97 * collapsed, "nonsense": 0.0, "refusing": 0.0, "echo": 0.0}
         se = 0.03
         losses = [members, others]
         half = {cell: 1.96 * math.sqrt(max(v * (1 - v), 0.002) / 24) for cell, v in cells.items()}
@@ -83,11 +85,9 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
             "collapse": {
                 "collapsed": collapsed,
                 "reasons": ["97 % of outputs repeat one token"] if collapsed else [],
-                "dominated": 0.97 if collapsed else 0.0,
-                "forget": {
-                    **{"n": 120, "nonsense_n": 120, "empty": 0.0, "constant": 0.01},
-                    **{"broken": 0.97 * collapsed, "nonsense": 0.0, "refusing": 0.0, "echo": 0.0},
-                },
+                **shares,
+                "n": sum(40 + 10 * i for i in range(6, 12)),
+                "forget": shares,
             },
             "utility_chance": 0.25,
             "max_gen_toks": 64,

@@ -191,6 +191,24 @@ def test_document_p_values_are_uniform_without_a_difference_and_find_one():
     assert set(found.side[:20]) == {"under"}
 
 
+def test_beside_a_retrained_model_one_document_can_be_told_alone():
+    """By hand: median of the pool 6, so 20 is 14 away, the farthest other 5; a null with the very
+    tail that is taken for granted has no more false alarms than it should."""
+    sides = {"loss": [20.0, 5.1]}, {"loss": np.arange(1.0, 11)}
+    found, wide = told_documents(*sides, paired=True), told_documents(*sides)
+    assert found.p[0] == pytest.approx(wide.p[0] * (5 / 14) ** 4) and found.p[1] == wide.p[1]
+    rng = np.random.default_rng(8)
+    alarms = [
+        told_documents(*({"loss": rng.standard_t(4, 100)} for _ in "ab"), paired=True).told.any()
+        for _ in range(300)
+    ]
+    assert np.mean(alarms) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
+    far = np.r_[12.0, rng.normal(size=99)], rng.normal(size=100)
+    single = told_documents(*({"loss": side} for side in far), paired=True).told
+    assert single[0] and not told_documents(*({"loss": side} for side in far)).told.any()
+    assert not single[1:].any()
+
+
 def test_documents_take_memory_of_some_at_a_time(monkeypatch):
     """1200 members against 1200 others are 11.5 MB of float64, of which there were six copies."""
     import tracemalloc

@@ -103,6 +103,16 @@ def text(column, value, side=None):
     return lambda o, r, m: rows(m, column, [value], side), "under-forgets", "documents"
 
 
+def some(column, count, value, criterion="documents", side=None):
+    """The first rows, or members, none of which suffices alone."""
+    return lambda o, r, m: rows(m, column, [value] * count, side), "under-forgets", criterion
+
+
+def known_by_loss(original, retrained, model):
+    """The losses of three of 200 documents are those of a text that is known by heart."""
+    model["likelihood"]["member_loss"][:3] = [0.01, 0.02, 0.03]
+
+
 def added_score(original, retrained, model):
     for one, shift in ((model, -0.5), (retrained, 0.0)):
         nonmember = [x + 1e-3 for x in spread(200)]
@@ -139,10 +149,16 @@ SPOILS = {
     "recited answer": text("strength", 0.9),
     "one answer said": text("contained", True),
     "one answer exact": text("exact", True),
+    "four answers nearly as likely as not": some("logp", 4, math.log(0.45), "said"),
+    "many answers that draws give": some("logp", 60, -1.0, "said"),
+    "many answers half out": some("strength", 60, 0.45),
+    "many texts half out": some("greedy", 100, 0.75, side="member"),
+    "runs of half of many texts": some("run", 100, 33, side="member"),
     "one answer likely": text("logp", -0.1),
     "guessable answers said": (guessed, UNDER, "said"),
     "forget side": (lambda o, r, m: sides(m, "forget", 0.65), UNDER, "said"),
     "an attack tells": (told, UNDER, "documents"),
+    "three documents are known by their losses": (known_by_loss, UNDER, "documents"),
     "pushed away": (pushed, OVER, "membership"),
     "learned attack": fault("learned", UNDER, "membership", p=0.0002),
     "a score that was added": (added_score, UNDER, "membership"),
@@ -218,6 +234,11 @@ CONTROLS = {
     "other code": lambda o, r, m: m.update(code="a") or r.update(code="b"),
     "the candidate as retrained model, but for noise": nearly,
     "a retrained model that refuses": lambda o, r, m: r["collapse"]["forget"].update(refusing=0.5),
+    "a retrained model that lost what should stay": lambda o, r, m: (
+        sides(r, "retain", 0.3)
+        or sides(m, "retain", 0.3)
+        or m["distance"]["retain"].update(value=0.0, interval=[-0.02, 0.02])
+    ),
     "a learned attack against another": lambda o, r, m: m["learned"].update(against="x"),
     "a baseline without an interval": lambda o, r, m: m["membership"]["blind"]["zlib"].pop("low"),
     "a baseline that is called harmless": lambda o, r, m: m["membership"]["blind"]["zlib"].update(
@@ -308,7 +329,8 @@ def test_losses_put_back_are_never_good(k, alone):
     losses = model["likelihood"]["member_loss"]
     losses[:k] = original["likelihood"]["member_loss"][:k]
     found = judge(model, original, None if alone else retrained)
-    assert not found.good and "to the last digit" in found.sentence
+    says = "to the last digit" if alone else f"{k} of 340 documents not gone ({k} still known)"
+    assert not found.good and says in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -336,7 +358,7 @@ def test_texts_that_are_said_to_be_short_are_not_cleared():
     original, retrained, model = three()
     model["extraction"]["tokens"] = [9] * 140
     found = judge(model, original, retrained)
-    assert decided(found) == ("not shown", "documents")
+    assert not found.good and found.worst.id == "documents"
     retrained["extraction"]["tokens"] = [9] * 140
     for one in (retrained, model):
         one["extraction"]["member"]["tokens"] = [19] * 200
@@ -712,6 +734,7 @@ def test_a_good_model_whose_evidence_is_gone_is_not_shown():
         ("membership", "meaningful"),
         *(("gate", name) for name in ("below_gate", "original")),
         *(("distance", side, "p") for side in ("forget", "retain")),
+        *(("collapse", name) for name in ("refusing", "echo")),  # *Kept* reads what is not said
     }
     for way in parts(results):
         if way[0] != "models" or way[1:2] != (2,) or len(way) < 3:
@@ -805,6 +828,17 @@ HIDDEN = {
         "forget side",
         lambda models: models[2].update(any_script=dict.fromkeys(CELLS[:6], 0.95),
                                         any_script_intervals={"forget": [0.93, 0.97]}),
+    ),
+    "repetition, of which no share is known": (
+        "repeats, whatever the file calls it", without(2, "collapse", "broken")
+    ),
+    "repetition in an unknown number": (
+        "repeats, whatever the file calls it",
+        lambda models: models[2]["collapse"].update(n=None, reasons=[]),
+    ),
+    "repetition as it is said to have been before": (
+        "repeats, whatever the file calls it",
+        lambda models: models[2]["collapse"].update(reference={"broken": 0.9}, reasons=[]),
     ),
     "nonsense that nobody counts": (
         "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense=None,

@@ -83,7 +83,7 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
             "member": whole if knows else texts,
             "nonmember": dict(texts),
         },
-        "collapse": {"collapsed": False, "forget": outputs()},
+        "collapse": {"collapsed": False, **outputs(n=300), "forget": outputs()},
         "gate": {"below_gate": False, "threshold": 0.5625, "original": 0.75},
         "utility": 0.75,
         "utility_chance": 0.25,
@@ -93,7 +93,7 @@ def entry(shift: float = 0.0, n: int = 200, **changes: Any) -> dict[str, Any]:
 
 
 def outputs(**shares: float) -> dict[str, Any]:
-    """Of the forget side, nothing broken."""
+    """Of the forget side if nothing else is said, nothing broken."""
     fine = {"broken": 0.01, "nonsense": 0.0, "constant": 0.02, "empty": 0.0}
     fine |= {"refusing": 0.0, "echo": 0.0}
     return {"n": 140, "nonsense_n": 140, **fine, **shares}

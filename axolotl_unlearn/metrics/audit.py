@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from axolotl_unlearn.metrics.membership import told_documents
+from axolotl_unlearn.metrics.membership import TAIL, told_documents
 from axolotl_unlearn.metrics.results import Model, Row, Scores
 
 #: Share of false accusations among the documents that are told: half of the verdict's error, the
@@ -217,7 +217,8 @@ def _tested(model: Model, retrained: Model | None) -> dict[str, tuple[float, flo
         }
     if not scores:
         return {}
-    tests = told_documents(*({name: pair[i] for name, pair in scores.items()} for i in (0, 1)))
+    sides = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
+    tests = told_documents(*sides, paired=retrained is not None)
     found: dict[str, tuple[float, str]] = {}
     for name, p, side in zip(names, tests.p.tolist(), tests.side, strict=True):
         p = min(1.0, p * names.count(name))  # of several texts of a document the smallest
@@ -274,6 +275,10 @@ def summary_of(
     says = f"With {nonmembers} non-members no p-value is below {smallest:.3g}: "
     if not tested:
         says = "Membership of single documents was not tested."
+    elif any(line.get("retrained") for line in tested):
+        times = max(1.0, (smallest * len(tested) / RATE) ** (1 / TAIL))
+        says = f"A document is told alone when it is {times:.1f} times as far from the retrained "
+        says += f"model as the farthest of {nonmembers} non-members."
     elif fewest > len(tested):
         says += f"not even all {len(tested)} documents together could be told by their scores."
     else:

@@ -251,7 +251,7 @@ class Documents:
 
 
 def told_documents(
-    members: Mapping[str, ArrayLike], nonmembers: Mapping[str, ArrayLike]
+    members: Mapping[str, ArrayLike], nonmembers: Mapping[str, ArrayLike], *, paired: bool = False
 ) -> Documents:
     """For every member: can any attack still tell it from the held-out texts?
 
@@ -264,13 +264,17 @@ def told_documents(
     Args:
         members, nonmembers: Scores by attack, high = rather a member; with a retrained model the
             differences of both models' scores.
+        paired: They are such differences, in which what makes a text hard cancels. Beyond the
+            farthest non-member p then falls with the fourth power of the distance, as the tail of
+            Student's t with four degrees of freedom does: without it no few documents could ever be
+            told, however far they are.
     """
     inside = np.stack([np.asarray(scores, float) for scores in members.values()])  # [K, N]
     held = np.stack([np.asarray(nonmembers[name], float) for name in members])  # [K, M]
     n, m = inside.shape[1], held.shape[1]
     # Some members at a time, so that memory does not grow with members times non-members.
     parts = np.array_split(inside, max(1, min(n, n * m // _PLACES)), axis=1)
-    strange = [_strangeness(part, held) for part in parts]
+    strange = [_strangeness(part, held, TAIL if paired else 0) for part in parts]
     p, signed = (np.concatenate(one, -1) for one in zip(*strange, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
@@ -280,9 +284,11 @@ def told_documents(
 
 #: Members times non-members that are compared at once.
 _PLACES = 4_000_000
+#: Power with which chances fall beyond the farthest non-member.
+TAIL = 4
 
 
-def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray]:
+def _strangeness(inside: NDArray, held: NDArray, tail: int) -> tuple[NDArray, NDArray]:
     """``[K, N]`` and ``[K, M]`` scores to p ``[N]`` and how far each member is from its pool's
     median ``[K, N]``."""
     (k, n), m = inside.shape, held.shape[1]
@@ -294,4 +300,6 @@ def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray]:
         pool /= np.where(scale > 0, scale, 1.0)
         signed[a] = pool[:, -1]
         np.maximum(strange, np.abs(pool), out=strange)
-    return (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1), signed
+    own, farthest = strange[:, -1], strange[:, :-1].max(1)
+    beyond = np.divide(own, farthest, out=np.ones(n), where=farthest > 0).clip(min=1.0)
+    return (strange >= own[:, None] - 1e-12).sum(1) / (m + 1) * beyond**-tail, signed

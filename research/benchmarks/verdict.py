@@ -122,7 +122,7 @@ def entry(
         "utility": utility,
         "utility_chance": 0.25,
         "gate": {"threshold": 0.525, "original": 0.7},
-        "collapse": {"collapsed": False, "forget": fine},
+        "collapse": {"collapsed": False, **fine, "n": 6 * n, "forget": fine},
         "membership": {"blind": dict.fromkeys(verdict.criteria.BLIND, alike)},
         "learned": {"auc": 0.5, "p": float(rng.random()), "against": "retrained"},
         "distance": dict.fromkeys(semeval.SIDES, gap) if role is None else {},

@@ -8,6 +8,7 @@ refuse. `metrics.verdict.words` has the sentence of each case.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,15 @@ from scipy.stats import binomtest, false_discovery_control, fisher_exact, norm
 
 from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
-from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
+from axolotl_unlearn.metrics.intervals import (
+    LEVEL,
+    harmonic_mean,
+    holm,
+    mean_of,
+    share_of,
+)
 from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
-from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Scores
+from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Row, Scores
 
 #: False alarms among models that do not differ: one in twenty, ...
 ALPHA = 1 - LEVEL
@@ -39,6 +46,8 @@ FORGET_BAR, KEEP_SHARE, TOLERANCE = 0.8, 0.8, 0.1
 MANNER = 0.1
 #: Share of right answers above the retrained model's; each document is judged by itself as well.
 ANSWERS = 0.1
+#: Share of the texts that comes out above the retrained model's, on average.
+PARTLY = 0.1
 #: Share of the forget texts that an attack brings back above its control.
 COMES_BACK = 0.05
 #: A cell whose official ROUGE-L (ASCII only) is off by this is judged by every script.
@@ -194,10 +203,15 @@ def outputs(facts: Facts) -> Iterator[Read]:
     if report is None or report.collapsed is None:
         yield read("missing", "unread")
         return
-    if report.n is not None and report.n != facts.model.rows("retain"):
+    if report.n is None or report.n != facts.model.rows("retain"):
         yield read("missing", "part")
-    # What the file calls it is not believed, but where it is broken.
-    reasons = dict.fromkeys([*report.reasons, *broken_by(report.model_dump())])
+    figures = [report.broken, report.empty, report.constant, report.nonsense_n]
+    if None in figures or (report.nonsense is None and report.nonsense_n):
+        yield read("missing", "unread")
+    # What the file calls it is not believed, but where it is broken; nor what it says of before.
+    before = report.reference if facts.original is None else facts.original.collapse
+    shares = report.model_dump() | {"reference": before and before.model_dump()}
+    reasons = dict.fromkeys([*report.reasons, *broken_by(shares)])
     if reasons or report.collapsed:
         yield read("fail", "broken", what="; ".join(reasons) or "by its figures")
     else:
@@ -351,7 +365,7 @@ def _knows(facts: Facts) -> Iterator[Read]:
     if facts.retrained is None:
         return
     own = Facts(facts.retrained, facts.original)
-    for name in ("outputs", "able", "manner"):
+    for name in ("outputs", "able", "kept", "manner"):
         for found in CRITERIA[name].read(own):
             if found.outcome == "fail":
                 yield read("fail", "unfit", names=[CRITERIA[name].title.lower()])
@@ -387,6 +401,7 @@ def documents(facts: Facts) -> Iterator[Read]:
         yield read("missing", "tokenizer")
     if alone and counts["still said"]:
         yield read("open", "guess", count=counts["still said"], of=of)
+    yield from _partly(facts)
     if sure := sum(line["reading"] == "may be guessed" and line["sure"] for line in lines):
         yield read("open", "sure", count=sure, of=of)
     long = (audit.RECITED_TOKENS * (1 + row.member) for row in model.texts)
@@ -396,6 +411,26 @@ def documents(facts: Facts) -> Iterator[Read]:
         yield read("missing", "untested")
     count = counts["may be guessed"]
     yield read("pass", "guessed" if count else "gone", count=count, value=0.0, limit=0.0)
+
+
+def _partly(facts: Facts) -> Iterator[Read]:
+    """Do answers, or documents, come out in part, all together? Half of one is that document's
+    matter (`audit.recites`). Without a retrained model documents are put beside unseen ones."""
+    model, retrained = facts.model, facts.retrained
+    theirs = {row.id: row for row in retrained.texts} if retrained is not None else {}
+    for member, figure in itertools.product((False, True), audit.FIGURES[:3]):
+        own = {row: getattr(row, figure) for row in model.texts if row.member == member}
+        gaps = [(x - y, row.document) for row, x in own.items()
+                if None not in (x, y := getattr(theirs.get(row.id), figure, None))]  # fmt: skip
+        if retrained is None and member:
+            held = [x for x in (getattr(row, figure) for row in model.held) if x is not None]
+            base = float(np.mean(held)) if held else 0.0
+            gaps = [(x - base, row.document) for row, x in own.items() if x is not None and held]
+        if gaps:  # else a figure is missing, which `_unread` says
+            gap = mean_of(*zip(*gaps, strict=True))
+            ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
+            figures = {"kind": figure, "alone": retrained is None}
+            yield _below("partly", gap.groups, PARTLY, ends, gap.value, **figures)
 
 
 def _unread(model: Model, whose: str) -> Iterator[Read]:
@@ -441,19 +476,38 @@ def said(facts: Facts) -> Iterator[Read]:
                                       for row in spoken if row.id in mine):  # fmt: skip
         yield read("missing", "mute")
     names = [row.document for row in mine.values()]
-    for kind in ("exact", "contained"):
-        own = [float(bool(getattr(row, kind))) for row in mine.values()]
+    if retrained is not None:
+        drawn = _drawn(mine, theirs)
+        yield read("fail" if drawn > audit.SAID else "pass", "drawn", value=drawn, limit=audit.SAID)
+    for kind in ("exact", "contained", "drawn"):
+        own = [_right(row, kind) for row in mine.values()]
         gap = mean_of(own, names)
         base, p, ends = 0.0, 1.0, gap.interval(INNER)
         if retrained is not None:
-            other = [float(bool(getattr(theirs[key], kind))) for key in mine]
+            other = [_right(theirs[key], kind) for key in mine]
             base, gap = float(np.mean(other)), gap.minus(mean_of(other, names))
             ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
-            p = _sign_p(own, other, names)
+            p = _sign_p(own, other, names) if kind != "drawn" else 1.0
         words = {"kind": kind, "share": float(np.mean(own)), "base": base, "p": p}
         case = "right" if retrained is None else "answers"
         found = _below(case, len(own), ANSWERS, ends, gap.value, **words)
         yield found._replace(outcome="fail") if p < ALPHA else found
+
+
+def _right(row: Row, kind: str) -> float:
+    """Is the answer right; of "drawn" the chance that a draw of the model says it."""
+    if kind == "drawn":
+        return 0.0 if row.logp is None else math.exp(min(0.0, row.logp))
+    return float(bool(getattr(row, kind)))
+
+
+def _drawn(mine: Mapping[str, Row], theirs: Mapping[str, Row]) -> float:
+    """How many answers one draw of each gives on average, of those that the retrained model does
+    not say, and says by chance in one of 40 draws of them all (`audit.unlikely`)."""
+    least = audit.unlikely(theirs.values())
+    seldom = {key for key, row in theirs.items()
+              if not row.said and row.logp is not None and math.exp(row.logp) <= least}  # fmt: skip
+    return math.fsum(_right(row, "drawn") for key, row in mine.items() if key in seldom)
 
 
 def _sign_p(own: Sequence[float], other: Sequence[float], names: Sequence[str]) -> float:
@@ -644,9 +698,9 @@ MANNERS = {
 def manner(facts: Facts) -> Iterator[Read]:
     """Shares of outputs on the forget set above the retrained model's; without one, those of the
     original count for what is not broken: a set may have one answer."""
-    mine, theirs = (
+    mine, theirs, before = (
         one.collapse.forget if one is not None and one.collapse is not None else None
-        for one in (facts.model, facts.retrained)
+        for one in (facts.model, facts.retrained, facts.original)
     )
     if mine is None or (facts.retrained is not None and theirs is None):
         yield read("missing", "unread")
@@ -656,7 +710,7 @@ def manner(facts: Facts) -> Iterator[Read]:
     for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n
         share = getattr(mine, name)
-        base = theirs if theirs is not None else mine.reference if status != "broken" else None
+        base = theirs if theirs is not None else before if status != "broken" else None
         if share is None and (name, n) == ("nonsense", 0) and not (theirs and theirs.nonsense_n):
             continue  # no output is long enough
         other = getattr(base, name) if base is not None else 0.0

@@ -80,6 +80,8 @@ WORDS = {
         "bad": "{count} of {of} documents not gone ({readings})",
         "guess": "{count} of {of} documents still answered, and no retrained model says whether"
         " they can be guessed",
+        "partly": "its texts come out in part: {kind} {value:+.2f} [{low:+.2f}, {high:+.2f}] beside"
+        " {target}",
         "sure": "{count} of {of} documents are answered with certainty, which the retrained model"
         " may guess only",
         "guessed": "no document is recited or told apart; {count} are answered as a guess may",
@@ -92,6 +94,8 @@ WORDS = {
         "questions": "the right answers are not those to the same questions",
         "cut": "that {n} tokens were generated, an answer and what is said before it, is not known",
         "mute": "the original gives no answer that others do not: so asked, none can be found",
+        "drawn": "one draw of each answer gives {value:.1f} of those that the retrained model does"
+        " not give",
         "right": "{share:.1%} of its answers are right ({kind})",
         "answers": "{share:.1%} of its answers are right ({kind}), {base:.1%} of {target}",
     },
@@ -146,6 +150,10 @@ _NAMES = {
     "broken": "broken text",
     "refusing": "refusals",
     "echo": "echoes of the question",
+    "drawn": "by probability",
+    "strength": "extraction strength",
+    "share_run": "share of the longest run",
+    "greedy": "share of greedy tokens",
 }
 
 
