@@ -199,5 +199,6 @@ def test_the_resolution_is_said(nonmembers, kinds, fewest):
     word = "not even all 80" if fewest is None else f"at least {fewest} must"
     assert word in found["resolution"]
     beside = summary_of([line | {"retrained": {"loss": 2.0}}] * 80, nonmembers, kinds)
-    times = max(1.0, (kinds / (nonmembers + 1) * 80 / 0.025) ** 0.25)
+    outer = max(3, math.ceil(nonmembers / 50))
+    times = max(1.0, (2 * outer * kinds / (nonmembers + 1) * 80 / 0.025) ** 0.25)
     assert f"told alone when it is {times:.1f} times as far" in beside["resolution"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from axolotl_unlearn.metrics.membership import TAIL, told_documents
+from axolotl_unlearn.metrics.membership import alone_from, outer, told_documents
 from axolotl_unlearn.metrics.results import Model, Row, Scores
 
 #: Share of false accusations among the documents that are told: half of the verdict's error, the
@@ -276,9 +276,9 @@ def summary_of(
     if not tested:
         says = "Membership of single documents was not tested."
     elif any(line.get("retrained") for line in tested):
-        times = max(1.0, (smallest * len(tested) / RATE) ** (1 / TAIL))
+        times = alone_from(kinds * len(tested), nonmembers, RATE)
         says = f"A document is told alone when it is {times:.1f} times as far from the retrained "
-        says += f"model as the farthest of {nonmembers} non-members."
+        says += f"model as all but {outer(nonmembers) - 1} of {nonmembers} non-members."
     elif fewest > len(tested):
         says += f"not even all {len(tested)} documents together could be told by their scores."
     else:

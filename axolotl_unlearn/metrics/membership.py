@@ -264,17 +264,17 @@ def told_documents(
     Args:
         members, nonmembers: Scores by attack, high = rather a member; with a retrained model the
             differences of both models' scores.
-        paired: They are such differences, in which what makes a text hard cancels. Beyond the
-            farthest non-member p then falls with the fourth power of the distance, as the tail of
-            Student's t with four degrees of freedom does: without it no few documents could ever be
-            told, however far they are.
+        paired: They are such differences, in which what makes a text hard cancels. Beyond all but
+            some non-members (`outer`) p then falls with the fourth power of the distance, as the
+            tail of Student's t with four degrees of freedom does, and is doubled for the error of
+            that distance: without it few documents could not be told, however far they are.
     """
     inside = np.stack([np.asarray(scores, float) for scores in members.values()])  # [K, N]
     held = np.stack([np.asarray(nonmembers[name], float) for name in members])  # [K, M]
     n, m = inside.shape[1], held.shape[1]
     # Some members at a time, so that memory does not grow with members times non-members.
     parts = np.array_split(inside, max(1, min(n, n * m // _PLACES)), axis=1)
-    strange = [_strangeness(part, held, TAIL if paired else 0) for part in parts]
+    strange = [_strangeness(part, held, paired) for part in parts]
     p, signed = (np.concatenate(one, -1) for one in zip(*strange, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
@@ -284,11 +284,23 @@ def told_documents(
 
 #: Members times non-members that are compared at once.
 _PLACES = 4_000_000
-#: Power with which chances fall beyond the farthest non-member.
+#: Power with which chances fall beyond the outer non-members.
 TAIL = 4
 
 
-def _strangeness(inside: NDArray, held: NDArray, tail: int) -> tuple[NDArray, NDArray]:
+def outer(nonmembers: int) -> int:
+    """The non-member from which the tail is drawn, counted from the farthest: one that is out of
+    place moves it little."""
+    return min(nonmembers, max(3, math.ceil(0.02 * nonmembers)))
+
+
+def alone_from(members: int, nonmembers: int, level: float) -> float:
+    """How many times as far as the `outer` non-member a document must be to be told alone."""
+    least = 2 * outer(nonmembers) / (nonmembers + 1) * members / level
+    return max(1.0, least ** (1 / TAIL))
+
+
+def _strangeness(inside: NDArray, held: NDArray, paired: bool) -> tuple[NDArray, NDArray]:
     """``[K, N]`` and ``[K, M]`` scores to p ``[N]`` and how far each member is from its pool's
     median ``[K, N]``."""
     (k, n), m = inside.shape, held.shape[1]
@@ -300,6 +312,10 @@ def _strangeness(inside: NDArray, held: NDArray, tail: int) -> tuple[NDArray, ND
         pool /= np.where(scale > 0, scale, 1.0)
         signed[a] = pool[:, -1]
         np.maximum(strange, np.abs(pool), out=strange)
-    own, farthest = strange[:, -1], strange[:, :-1].max(1)
-    beyond = np.divide(own, farthest, out=np.ones(n), where=farthest > 0).clip(min=1.0)
-    return (strange >= own[:, None] - 1e-12).sum(1) / (m + 1) * beyond**-tail, signed
+    own, k = strange[:, -1], outer(m)
+    p = (strange >= own[:, None] - 1e-12).sum(1) / (m + 1)
+    if paired:
+        edge = np.partition(strange[:, :-1], m - k, 1)[:, m - k]
+        beyond = np.divide(own, edge, out=np.ones(n), where=edge > 0).clip(min=1.0)
+        p = np.where(beyond > 1, np.minimum(p, 2 * k / (m + 1) * beyond**-TAIL), p)
+    return p, signed
