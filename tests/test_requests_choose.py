@@ -366,17 +366,10 @@ def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F
 # --- a file of subjects: one request, and a record for each ---------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["rows", "names"])
-def test_rows_are_said_to_be_whose(home, tmp_path, kind):  # noqa: F811
-    if kind == "rows":
-        ada = {"subject": "T-17", "where": {"meta.person": "ada"}}
-        other = {"subject": "T-18", "documents": ["p3", "p4"]}
-        path = write_lines(tmp_path / "s.jsonl", [ada, other])
-        names = ["T-17", "T-18"]
-    else:
-        path = tmp_path / "s.txt"
-        path.write_text("Ada Quill\n\nBo3 Berg3\n")
-        names = ["001", "003"]
+def test_rows_are_said_to_be_whose(home, tmp_path):  # noqa: F811
+    ada = {"subject": "T-17", "where": {"meta.person": "ada"}}
+    other = {"subject": "T-18", "documents": ["p3", "p4"]}
+    path, names = write_lines(tmp_path / "s.jsonl", [ada, other]), ["T-17", "T-18"]
     out = tmp_path / "requests" / "w48"
     words = ("new", home / "finetune.yml", "--subjects", path)
     assert "2 subjects: each gets a record" in said(*words, "--out", out).output

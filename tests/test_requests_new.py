@@ -472,6 +472,7 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         *(("no table can be made of the rows", {"datasets": [one]}, {}) for one in odd),
         ("30 of 45 rows are in the training data", {}, {"heldout": seen}),
         ("rows fits", {}, {"wanted": Wanted(where=[("id", "bob")])}),
+        ("rows of a stream", {"pretraining_dataset": [{"path": "x"}]}, {}),
     ):
         assert says in fault(home, tmp_path, changes, **options)
     out = tmp_path / "requests" / "1"
@@ -535,31 +536,6 @@ def test_a_model_made_of_preferences_forgets_the_chosen_answers(home, tmp_path):
     recipe = yaml.safe_load(request.path("forget.yml").read_text())
     assert "rl" not in recipe and [o["objective"] for o in recipe["unlearn"]["retain"]] == ["kl"]
     assert any("rejected ones" in limit for limit in request.facts["limits"])
-
-
-def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
-    """Axolotl packs the stream; the teacher reads the same texts row by row."""
-    texts = [{"text": row["messages"][1]["content"]} for row in people(0, 12)]
-    tests = [{"body": row["messages"][1]["content"]} for row in people(100, 40)]
-    stream, held = (
-        write(tmp_path / f"{n}.jsonl", r) for n, r in (("stream", texts), ("held", tests))
-    )
-    kind = {"ds_type": "json", "split": "train", "type": "completion", "field": "body"}
-    changes = {
-        "datasets": None,
-        "pretraining_dataset": [{"path": "json", "data_files": str(stream), "skip": 2}],
-        "test_datasets": [{"path": str(held), **kind}],
-        "max_steps": 4,
-    }
-    request = requested(home, tmp_path, Wanted(contains=["Bo3 Berg3"]), **changes)
-    counts = request.facts["counts"]
-    assert (counts["forget"], counts["trained"], counts["judge"]) == (1, 10, 20)
-    teacher = yaml.safe_load(request.path("teacher.yml").read_text())
-    assert "pretraining_dataset" not in teacher and "max_steps" not in teacher
-    (rows,) = teacher["datasets"]
-    assert (rows["type"], rows["field"]) == ("completion", "text")
-    (row,) = encoded(request.folder, "forget", byte_tokenizer())
-    assert "Bo3 Berg3" in bytes(i for i in row.labels if 0 <= i < 256).decode()
 
 
 @pytest.mark.parametrize("names", [("input", "output"), ("question", "answer")])

@@ -114,8 +114,7 @@ def _there(*paths: Path) -> None:
 @click.option("--contains", multiple=True, callback=lines, help="Rows with this text.")
 @click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
 @click.option("--documents", multiple=True, callback=lines, help="`document` or `id`, with commas.")
-@click.option("--subjects", type=_FILE, help="Names, one a line, or JSON lines with `subject`, "
-              "`person`, ...: a record for each.")  # fmt: skip
+@click.option("--subjects", type=_FILE, help="`subject`, `person`, ...: a record for each line.")
 @click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
 @click.option("--with-mentions", is_flag=True, help="Also the rows that mention the same names.")
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.near import near_texts, plain_text, strings
-from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
+from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
@@ -296,23 +296,16 @@ class Subject:
 
 
 def read_subjects(path: Path) -> list[Subject]:
-    """Lines ``{"subject": "T-17", "person": "Ada Quill"}`` of a file of rows, or names, one a line.
+    """Lines ``{"subject": "T-17", "person": "Ada Quill"}`` of a file of rows.
 
     Keys beside ``subject`` are the options of `request new`: ``person``, ``contains``, ``matches``,
-    ``documents`` (a text or a list) and ``where`` (an object). Of a file of names the subjects are
-    called by their line: 001, 002.
+    ``documents`` (a text or a list) and ``where`` (an object).
 
     Raises:
         UnlearnError: A line names nothing, has another key, or a subject occurs twice.
     """
-    if path.suffix in SUFFIXES:
-        rows = list(read_rows(path))
-    else:
-        lines = enumerate(read_text(path).split("\n"), start=1)
-        named = ((n, line.strip()) for n, line in lines if line.strip())
-        rows = [(f"line {n}", {"subject": f"{n:03}", "person": name}) for n, name in named]
     subjects: dict[str, Subject] = {}
-    for place, row in rows:
+    for place, row in read_rows(path):
         name = str(row.get("subject") or "")
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
         if not name or Path(name).name != name or not name.isprintable() or name in subjects:

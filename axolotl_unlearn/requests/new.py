@@ -377,7 +377,7 @@ def write_canaries(out: Path, coins: Mapping[str, bool]) -> None:
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """The run that made the model, without what belongs to it alone."""
-    more = ("rl", "pretraining_dataset", "streaming", "unlearn", "lora_model_dir")
+    more = ("rl", "unlearn", "lora_model_dir")
     dropped = {*NOT_THE_TEACHERS, *more}
     kept = {key: value for key, value in config.items() if key not in dropped}
     return kept | {"save_strategy": "no", "dataset_prepared_path": str(out / "work" / "prepared")}
@@ -432,8 +432,6 @@ def passes(config: Mapping[str, Any], trained: int) -> int:
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of ``unlearn.data.rows`` as one of ``datasets``."""
-    if kind.get("type") == "pretrain":  # a stream of texts; one pass over some needs no stream
-        return {"type": "completion", "field": kind.get("text_column") or "text"}
     more = {"split": "train"} if kind.get("rl") else {}  # as preference data have to say
     return {key: value for key, value in kind.items() if key != "rl"} | more
 

@@ -61,18 +61,19 @@ def read_config(path: Path) -> dict[str, Any]:
     config = config_keys(Path(path))
     if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
+    if config.get("pretraining_dataset"):
+        raise UnlearnError(
+            f"{path}: rows of a stream (`pretraining_dataset`) cannot be chosen; name the texts in "
+            "`datasets`, with `type: completion`, and train so.",
+            code="requests.stream",
+        )
     return config
 
 
 def entries(config: Mapping[str, Any], key: str = "datasets") -> list[dict[str, Any]]:
     """The entries of a config, each with its ``type`` (and the run's ``rl``)."""
-    given_entries = config.get(key) or []
-    if key == "datasets" and config.get("pretraining_dataset"):
-        given = config["pretraining_dataset"]
-        given = [{"path": given}] if isinstance(given, str) else given
-        given_entries = [{"type": "pretrain", **entry} for entry in given]
     more = {"rl": config["rl"]} if config.get("rl") else {}
-    return [{**entry, **more} for entry in given_entries]
+    return [{**entry, **more} for entry in config.get(key) or []]
 
 
 def row_types(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -118,16 +119,11 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
         return [dict(row) for _, row in read_rows(path)][first:]
     from axolotl.utils.data.shared import load_dataset_with_config
-    from datasets import load_dataset
 
     from axolotl_unlearn.versions import DictDefault
 
     try:
-        if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
-            names = ("path", "name", "data_files", "split")
-            rows = load_dataset(**{"split": "train"} | {n: entry[n] for n in names if entry.get(n)})
-        else:
-            rows = load_dataset_with_config(DictDefault({**entry}), False)
+        rows = load_dataset_with_config(DictDefault({**entry}), False)
     except (ValueError, OSError) as error:
         raise UnlearnError(
             f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
@@ -173,16 +169,13 @@ def trained_rows(path: Path) -> Trained:
         others = [one for one in once(every_row(config, "test_datasets")) if one.id not in learned]
         heldout = [replace(one, entry=one.entry + len(given)) for one in others]
     types = row_types(given + tested)
-    if config.get("rl") or config.get("pretraining_dataset"):
+    if config.get("rl"):
         if config.get("val_set_size"):
             raise UnlearnError(
-                f"{path}: `val_set_size` with `rl` or `pretraining_dataset`: which rows were held "
-                "out cannot be told; name them in `test_datasets`."
+                f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told; name "
+                "them in `test_datasets`."
             )
-        limits = [
-            f"{UNCHECKED}: such runs leave no prepared rows",
-            *([REJECTED] if config.get("rl") else []),
-        ]
+        limits = [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
@@ -275,7 +268,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     With a seed: without one Axolotl shuffles the rows anew in each run.
     """
-    dropped = {*RUN, "datasets", "test_datasets", "pretraining_dataset", "val_set_size"}
+    dropped = {*RUN, "datasets", "test_datasets", "val_set_size"}
     more = {}
     if not any(config.get(name) for name in CHECKPOINTED):
         dropped |= {*SAVES}
@@ -356,10 +349,9 @@ def training(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     A validation split has one part for each entry of ``datasets``.
     """
-    key = "pretraining_dataset" if config.get("pretraining_dataset") else "datasets"
     given, made = entries(config), settings(config)
     for side, name, those in (
-        ("train", key, given),
+        ("train", "datasets", given),
         ("test", "test_datasets", entries(config, "test_datasets") or given),
     ):
         if files := _files(folder / "rows", side):
@@ -371,8 +363,6 @@ def training(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _dataset(entry: Mapping[str, Any], file: Path, side: str) -> dict[str, Any]:
     """An entry of ``datasets`` that reads these rows in place of its own."""
     kept = {key: value for key, value in entry.items() if key not in (*PLACE, "rl")}
-    if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
-        return {"path": "json", "data_files": str(file), "split": "train", **kept}
     needs = side == "test" or entry.get("rl") or entry.get("split")
     split = {"split": "train"} if needs else {}
     return {"path": str(file), "ds_type": "json", **split, **kept}

@@ -59,7 +59,6 @@ FACTS, KEY, CONFIG = "shards.json", "shards.key", "finetune.yml"
 REFUSED = {
     "max_steps": "write `num_epochs`",
     "val_set_size": "name the held-out rows in `test_datasets`",
-    "pretraining_dataset": "name the texts in `datasets` with `type: completion`",
     "lora_model_dir": "begin with a base model",
     "peft_use_dora": "train a plain LoRA",  # PEFT mixes no others in a batch
     "load_best_model_at_end": "leave it out",
