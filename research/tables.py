@@ -34,7 +34,6 @@ PAGES = (
     ROOT / "examples" / "README.md",
     ROOT / "research" / "README.md",
     ROOT / "axolotl_unlearn" / "README.md",
-    ROOT / "axolotl_unlearn" / "agents.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "research" / "notebook").glob("*.md")),
 )

@@ -68,7 +68,6 @@ def home(tmp_path_factory) -> Path:
 ATTACK = "{model} --data {data} --out {attacks} --limit 2 --device cpu"
 #: Command -> its arguments and a key of the answer. Some read what those before them wrote.
 CASES = {
-    "agent-docs": ("", "text"),
     "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "tests"),
     "attack membership": (
         "{model} --data {data} --out {attacks} --attacks loss --device cpu",

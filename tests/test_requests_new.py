@@ -286,9 +286,9 @@ def test_a_prompt_has_the_tokens_that_were_learned(adds):
 
 
 def test_what_was_offered_is_taken_if_asked(home, tmp_path):
-    options = Options(with_near=True, with_mentions=True)
+    options = Options(with_near=True, with_mentions=True, retain=10)
     facts = new_request(home / "finetune.yml", tmp_path / "r", ADA_ROWS, options).request.facts
-    assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 30
+    assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 10
     assert facts["chosen"]["taken_of_these"] == 2
 
 

@@ -80,7 +80,6 @@ def test_every_step_away_from_a_checkout(place):
     sides = ("--forget", "forget.jsonl", "--retain", "retain.jsonl")
     run(ours, "init", "--base-model", "base", *sides, cwd=place)
     run(ours, "check", "unlearn.yml", cwd=place)
-    assert run(ours, "agent-docs", cwd=place).startswith("# Unlearning")
     run(ours, "examples", "shown", cwd=place)
     said = run(ours, "--json", "check", "shown/memorise.yml", cwd=place)
     assert json.JSONDecoder().raw_decode(said)[0]["ready"]

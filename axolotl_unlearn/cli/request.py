@@ -120,6 +120,7 @@ def _there(*paths: Path) -> None:
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
 @click.option("--canaries", type=_FILE, help="Rows by coin, of `axolotl-unlearn canaries`.")
 @click.option("--model", type=PATH, help="[last one of the ledger, CONFIG's output_dir]")
+@click.option("--retain", type=COUNT, help="Retained rows at most.")
 @click.option("--steps", type=COUNT, help="Budget.  [400]")
 def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any):
     """Choose the rows of CONFIG's training data that its model is to forget.

@@ -94,6 +94,7 @@ class Options:
         heldout: File of rows that the model never saw.
         canaries: File of rows by coin (`evaluation.canaries`), by which the result is tested.
         with_near, with_mentions: Also delete what was offered.
+        retain: Retained rows at most.
         steps: Budget of the forgetting run.
         subjects: Who asks, where they are several: a record for each.
     """
@@ -103,6 +104,7 @@ class Options:
     canaries: Path | None = None
     with_near: bool = False
     with_mentions: bool = False
+    retain: int = RETAIN
     steps: int = 400
     subjects: Sequence[Subject] = ()
 
@@ -169,7 +171,7 @@ def new_request(
             code="requests.tested-alone",
         )
     seed = int(config.get("seed") or 42)
-    retain = random.Random(f"{seed}/retain").sample(kept, min(RETAIN, len(kept)))
+    retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}

@@ -149,7 +149,7 @@ class Chat(World):
         def training() -> None:  # the first steps of `run`, whose cost is asked
             with held(folder.parent), running.running(request, 1, QUIET) as run:
                 running.take(request, way)
-                way_of(way).make(request, run, repeat=False)
+                way_of(way).make(request, run)
 
         spent = self.cost(training)
         if command(done, "run", folder, "--way", way, "--threads", "1"):
