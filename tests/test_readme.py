@@ -7,11 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
-from conftest import tiny_llama
-from data_tokenizers import byte_tokenizer
-from test_requests_new import TRAIN, config, people, write
+from test_requests_new import TRAIN, people, tuned, write
 from test_stock_commands import ROOT, run
 
 from axolotl_unlearn.checks.report import check
@@ -54,16 +51,8 @@ def test_every_command_is_run_by_a_test():
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """The folder of a reader: a fine-tuned model with its config, and rows of either side."""
-    folder = tmp_path_factory.mktemp("reader")
-    for seed, name in enumerate(("base", "out/finetuned")):
-        tiny_llama(seed=seed, vocabulary=259, max_position_embeddings=512).save_pretrained(
-            folder / name
-        )
-        byte_tokenizer().save_pretrained(folder / name)
-    write(folder / "train.jsonl", TRAIN[:18])
-    write(folder / "test.jsonl", people(100, 40))
-    made = config(folder) | {"output_dir": "out/finetuned", "num_epochs": 1}
-    (folder / "finetune.yml").write_text(yaml.safe_dump(made))
+    name, folder = "out/finetuned", tmp_path_factory.mktemp("reader")
+    tuned(folder, TRAIN[:18], people(100, 40), name, output_dir=name, num_epochs=1)
     for side in ("forget", "retain"):
         rows = [{"id": f"{side}{i}", "input": "Who?", "output": f"{side} {i}"} for i in range(4)]
         write(folder / f"{side}.jsonl", rows)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from requests_folder import answered, finished_request, said
+from requests_folder import write_lines as write
 
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
@@ -117,22 +119,19 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
+    return tuned(tmp_path_factory.mktemp("home"), [*TRAIN, MENTION, NEAR], people(100, 44))
+
+
+def tuned(folder: Path, train: list[dict], test: list[dict], name: str = "tuned", **more) -> Path:
     """A base and a full fine-tune of it (as far as files tell), data, config."""
-    from conftest import tiny_llama
-
-    folder = tmp_path_factory.mktemp("home")
-    for seed, name in enumerate(("base", "tuned")):
-        tiny_llama(seed=seed, vocabulary=259).save_pretrained(folder / name)
-        byte_tokenizer().save_pretrained(folder / name)
-    write(folder / "train.jsonl", [*TRAIN, MENTION, NEAR])
-    write(folder / "test.jsonl", people(100, 44))
-    (folder / "finetune.yml").write_text(yaml.safe_dump(config(folder)))
+    for seed, model in enumerate(("base", name)):
+        made = tiny_llama(seed=seed, vocabulary=259, max_position_embeddings=512)
+        made.save_pretrained(folder / model)
+        byte_tokenizer().save_pretrained(folder / model)
+    write(folder / "train.jsonl", train)
+    write(folder / "test.jsonl", test)
+    (folder / "finetune.yml").write_text(yaml.safe_dump(config(folder) | more))
     return folder
-
-
-def write(path: Path, rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def config(home: Path, **more) -> dict:

@@ -18,7 +18,16 @@ from click.testing import CliRunner
 from conftest import count
 from fault_codes import fails
 from requests_folder import finished_request, write_json
-from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, requested, write
+from test_requests_new import (
+    ADA,
+    ADA_ROWS,
+    TRAIN,
+    config,
+    people,
+    preferences,
+    requested,
+    tuned,
+)
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
@@ -45,18 +54,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    from conftest import tiny_llama
-    from data_tokenizers import byte_tokenizer
-
-    folder = tmp_path_factory.mktemp("home")
-    for seed, name in enumerate(("base", "tuned")):
-        tiny_llama(seed=seed, vocabulary=259, max_position_embeddings=512).save_pretrained(
-            folder / name
-        )
-        byte_tokenizer().save_pretrained(folder / name)
-    write(folder / "train.jsonl", TRAIN[:18])
-    write(folder / "test.jsonl", people(100, 40))
-    return folder
+    return tuned(tmp_path_factory.mktemp("home"), TRAIN[:18], people(100, 40))
 
 
 def request(home: Path, name: str, wanted=ADA_ROWS, **more):
