@@ -92,8 +92,8 @@ class Chat(World):
         self.part(f"{name} cost", lambda: self.cost(lambda: train(path, log)))
         return path
 
-    def answers(self, source: Path | str) -> dict[str, Any]:
-        """Of each row whether its answer is said; of each general question whether it is right."""
+    def answers(self, source: Path | str, general: bool = False) -> dict[str, Any]:
+        """Of each row whether its answer is said, or of general questions whether it is right."""
         (spec,) = parse_models([str(source)])
         model, tokenizer = load_model(spec, dtype="float32", device="cpu"), load_tokenizer(spec)
 
@@ -109,18 +109,18 @@ class Chat(World):
             with torch.autocast("cpu", torch.bfloat16):  # as it was trained
                 return [float(known.greedy.all()) for known in score_queries(model, asked)]
 
+        if not general:
+            own = self.rows["train"]
+            return {"as trained": said(own), "paraphrased": said(own, True),
+                    "nobody's": said(self.rows["nobody"])}  # fmt: skip
         tries = [query({"role": "user", "content": one["question"]}, {"role": "assistant", "content": c})
                  for one in self.general for c in one["choices"]]  # fmt: skip
         with torch.autocast("cpu", torch.bfloat16):
             near = score_queries(model, tries, loss_only=True)
-        best = (
-            np.array([float(known.logp.mean()) for known in near])
-            .reshape(len(self.general), -1)
-            .argmax(1)
-        )
+        best = np.array([float(known.logp.mean()) for known in near])
+        best = best.reshape(len(self.general), -1).argmax(1)
         right = [float(b == one["answer"]) for b, one in zip(best, self.general, strict=True)]
-        return {"as trained": said(self.rows["train"]), "paraphrased": said(self.rows["train"], True),
-                "nobody's": said(self.rows["nobody"]), "general": right}  # fmt: skip
+        return {"general": right}
 
     def ways(self) -> None:
         path = self.whole()
@@ -134,11 +134,20 @@ class Chat(World):
         self.part("sharded", lambda: self.answers(folder / "model"))
         for way in WAYS:
             self.part(way, lambda way=way: self.request(path, way, folder / "model"))
+        models = {"base": self.base, "unsharded": before, "sharded": folder / "model"}
+        asked = [(self.found[name], source) for name, source in models.items()]
+        asked += [(self.found[way]["answers"], Request.load(self.out / f"requests-{way}" / "1").newest)
+                  for way in WAYS]  # fmt: skip
+        for answers, source in asked:  # last, since it takes longest
+            if "general" not in answers:
+                answers |= self.answers(source, general=True)
+                write_json(self.file, self.found)
 
     def request(self, path: Path, way: str, routed: Path) -> dict[str, Any]:
         """new, plan, run (accepted where it is not shown), verify; then what the model says."""
         folder, done = self.out / f"requests-{way}" / "1", []
         shutil.rmtree(folder.parent, ignore_errors=True)  # of a run that was stopped
+        self.found.pop(f"{way} training", None)
         model = ("--model", routed) if way == "shards" else ()
         given = ("--where", f"id={self.who}", "--out", folder, *model, "--steps", STEPS)
         few = () if way == "match" else ("--retain", 30)  # that are asked: it saves time
@@ -151,7 +160,7 @@ class Chat(World):
                 running.take(request, way)
                 way_of(way).make(request, run)
 
-        spent = self.cost(training)
+        spent = self.part(f"{way} training", lambda: self.cost(training))
         if command(done, "run", folder, "--way", way, "--threads", "1"):
             command(done, "run", folder, "--accept", "a study")
         command(done, "verify", folder)
@@ -200,8 +209,8 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
     others, said, kept = np.flatnonzero(~own), [], []
     for name, one in models.items():
         parts = [np.array(one[case])[side] for side in (~own, own) for case in CASES]
-        parts += [one["nobody's"], one["general"]]
-        said.append([name, *(f"{np.mean(part):.2f}" for part in parts)])
+        parts += [one["nobody's"], one.get("general", ())]
+        said.append([name, *(f"{np.mean(part):.2f}" if len(part) else "" for part in parts)])
         if name not in ("base", "unsharded"):
             both = [[[side[case][n] for n in others] for side in (models["unsharded"], one)]
                     for case in CASES]  # fmt: skip
