@@ -436,6 +436,17 @@ def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeyp
     assert counts["forget"] + counts["tested"] == 3 and counts["judge"] + counts["tested"] == 6
     assert counts["trained"] == 114 and counts["heldout"] == 0
     assert answered("plan", "requests/1")["auto"] == "retrain"
+    # `erase` removes what Axolotl has prepared, and with it the split of a config without a seed.
+    shutil.rmtree("last_run_prepared")
+    row = json.loads(Path("requests/1/data/retain.jsonl").read_text().splitlines()[0])["row"]
+    wanted = str(write(tmp_path / "next.jsonl", [row]))
+    assert answered("new", "stock.yml", "--rows", wanted, "--out", "requests/2")["counts"]
+    first, second = (
+        json.loads(Path(f"requests/{n}/request.json").read_text())["bound"]["rows"] for n in (1, 2)
+    )
+    assert first == second  # the same rows on either side
+    (way,) = [one for one in answered("plan", "requests/2")["ways"] if one["way"] == "retrain"]
+    assert not way["closed"]
 
 
 def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
@@ -468,6 +479,8 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         ("no weights", {}, {"model": empty}),
         ("is an adapter of someone/else, but `base_model`", {}, {"model": other}),
         ("does not exist", gone, {}),
+        ("say which rows to delete", gone, {"wanted": Wanted()}),
+        ("say which rows to delete", gone, {"wanted": Wanted(people=[""])}),
         *(("no table can be made of the rows", {"datasets": [one]}, {}) for one in odd),
         ("30 of 45 rows are in the training data", {}, {"heldout": seen}),
         ("rows fits", {}, {"wanted": Wanted(where=[("id", "bob")])}),

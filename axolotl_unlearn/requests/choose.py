@@ -96,6 +96,17 @@ class Offered:
         return {*self.near, *(row for ids in named for row in ids)}
 
 
+def require(wanted: Wanted) -> None:
+    """Raises `UnlearnError`: nothing is named."""
+    parts = (wanted.where, wanted.contains, wanted.documents, wanted.people)
+    if not (wanted.rows or any(map(any, parts))):
+        raise UnlearnError(
+            "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
+            "--rows FILE or --documents IDS.",
+            code="choose.nothing-named",
+        )
+
+
 def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> list[Source]:
     """The rows that are named, in the order of the data.
 
@@ -105,12 +116,7 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
     Raises:
         UnlearnError: Nothing is named, a name fits no row, or all rows are named.
     """
-    if not any(vars(wanted).values()):
-        raise UnlearnError(
-            "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
-            "--rows FILE or --documents IDS.",
-            code="choose.nothing-named",
-        )
+    require(wanted)
     chosen: set[str] = set()
     for fits, nothing in _named_by(rows, wanted, corpus):
         ids = {row.id for row in rows if fits(row)}

@@ -27,6 +27,7 @@ from axolotl_unlearn.requests.choose import (
     Wanted,
     choose,
     offer,
+    require,
     shares,
     speaking,
 )
@@ -45,6 +46,7 @@ from axolotl_unlearn.requests.rows import (
     Trained,
     deleted_rows,
     encoded,
+    keep_split,
     load_tokenizer_of,
     read_config,
     remaining,
@@ -130,6 +132,7 @@ def new_request(
         UnlearnError: Whatever is wrong with config, model, data, rows or disk; nothing is written.
     """
     _new(out)
+    require(wanted)
     config = read_config(config_path)
     if not out.name.isprintable() or out.name.strip() != out.name or not out.name:
         # Lines of a ledger, a page or a screen could be forged with it.
@@ -143,7 +146,7 @@ def new_request(
     before = model_before(config, config_path, out.parent, options.model)
     folder = Path(before["adapter"] or before["model"])
     check_room(out, MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
-    trained = trained_rows(config_path)
+    trained = trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout]
     whose = shares(options.subjects, every)
     named = choose(every, wanted)
@@ -225,6 +228,8 @@ def new_request(
         if coins:
             write_canaries(out, coins)
         facts["chosen"]["how"] = wanted.keyed(ledger.keyed)
+        if trained.split:
+            keep_split(ledger, *trained.split)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing

@@ -4,6 +4,7 @@ token rows of a request."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn import files
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
@@ -143,6 +145,8 @@ class Trained:
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         limits: Sentences: what could not be checked.
+        split: Of a validation split without a seed, while Axolotl's copy is there: a name and the
+            digests of its rows (`keep_split`).
     """
 
     rows: list[Source]
@@ -150,13 +154,33 @@ class Trained:
     learned: list[bool]
     types: list[dict[str, Any]]
     limits: list[str] = field(default_factory=list)
+    split: tuple[str, list[str]] | None = None
 
 
-def trained_rows(path: Path) -> Trained:
+#: Beside the ledger: splits without a seed, by keyed digests. `erase` removes Axolotl's own copy.
+SPLITS = "splits.json"
+
+
+def keep_split(ledger: Ledger, name: str, rows: Iterable[str]) -> None:
+    known = _splits(ledger) | {name: sorted(map(ledger.keyed, rows))}
+    files.write_json(ledger.folder / SPLITS, known, private=True)
+
+
+def _splits(ledger: Ledger) -> dict[str, list[str]]:
+    try:
+        return json.loads((ledger.folder / SPLITS).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     """The rows that the run of a config learned, and those that it held out.
 
     The validation split is made by Axolotl itself, and rows are found again by their tokens. Where
     the prepared rows of that run are still there, they have to be those of the data files.
+
+    Args:
+        requests: Folder of requests, the first of which has kept a split without a seed.
 
     Raises:
         UnlearnError: The config or its data, or data that have changed since the run.
@@ -181,7 +205,7 @@ def trained_rows(path: Path) -> Trained:
     keys: dict[int, list[bytes]] = {}
     for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
         keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
-    train, test, kept = _prepared(cfg, tokenizer)
+    train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
     if kept and strange:
         raise UnlearnError(
@@ -205,7 +229,7 @@ def trained_rows(path: Path) -> Trained:
     limits = (
         [] if kept else [f"{UNCHECKED}: rows that it prepared with these versions are not there"]
     )
-    return Trained(rows, heldout, learned, types, limits)
+    return Trained(rows, heldout, learned, types, limits, split)
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
@@ -229,8 +253,11 @@ def _loaded(path: Path) -> tuple[Any, Any]:
     return cfg, load_tokenizer(cfg)
 
 
-def _prepared(cfg: Any, tokenizer: Any) -> tuple[Counter[bytes], Counter[bytes], Path | None]:
-    """Token rows learned and held out, by Axolotl; and its folder where the run has left it."""
+def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
+    Counter[bytes], Counter[bytes], Path | None, tuple[str, list[str]] | None
+]:  # fmt: skip
+    """Token rows learned and held out, by Axolotl; its folder where the run has left it; and the
+    split, where only that folder knows it."""
     from axolotl.utils.data.sft import _load_and_prepare_datasets
     from axolotl.utils.data.shared import (
         generate_dataset_hash_from_config,
@@ -241,23 +268,32 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[Counter[bytes], Counter[bytes],
         cfg.dataset_prepared_path = prepared_folder(cfg)
     name = generate_dataset_hash_from_config(cfg, cfg.datasets, tokenizer.name_or_path)
     kept = get_prepared_dataset_path(cfg, name)
+    drawn, ledger = bool(cfg.val_set_size) and cfg.seed is None, requests and Ledger(requests)
+    held = Counter(_splits(ledger).get(name, ())) if ledger else Counter()
     given = [one.get("path") for one in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
     # What is no file lies in the cache of the home folder already, and may be nowhere else.
     cache = apart() if all(os.path.isfile(str(one)) for one in given) else nullcontext()
     with tempfile.TemporaryDirectory() as folder, cache:
         there = kept.is_dir() and any(kept.iterdir())
         if not there:
-            if cfg.val_set_size and cfg.seed is None:
+            if drawn and not held:
                 raise UnlearnError(
                     "`val_set_size` without a `seed`: Axolotl draws other held-out rows in each "
                     f"run, and the rows that it prepared ({kept}) are gone; name the held-out rows "
                     "in `test_datasets`."
                 )
             cfg.dataset_prepared_path = folder
+            cfg.val_set_size = 0 if drawn else cfg.val_set_size
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
         sides = [Counter(_token_key(r["input_ids"], r["labels"]) for r in side or ())
                  for side in (train, test)]  # fmt: skip
-    return *sides, kept if there else None
+    if drawn and not there:
+        # Of copies as many as were held out.
+        sides[1] = Counter({key: min(count, held[ledger.keyed(key.hex())])
+                            for key, count in sides[0].items()})  # fmt: skip
+        sides = [sides[0] - sides[1], +sides[1]]
+    split = (name, [key.hex() for key in sides[1].elements()]) if drawn and there else None
+    return *sides, kept if there else None, split
 
 
 # --- without some --------------------------------------------------------------------------------
@@ -278,7 +314,10 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remaining(
-    path: Path, config: Mapping[str, Any], learned: Sequence[bool] | None = None
+    path: Path,
+    config: Mapping[str, Any],
+    learned: Sequence[bool] | None = None,
+    requests: Path | None = None,
 ) -> Sides:
     """The rows that a config trains on and those that it tests on.
 
@@ -289,6 +328,7 @@ def remaining(
     Args:
         path: The config's file, which Axolotl reads to find the rows that it held out.
         learned: Of `trained_rows`, where it is known.
+        requests: Likewise.
 
     Raises:
         UnlearnError: Data that cannot be read.
@@ -298,7 +338,7 @@ def remaining(
         for key in ("datasets", "test_datasets")
     )
     if config.get("val_set_size"):
-        told = iter(trained_rows(path).learned if learned is None else learned)
+        told = iter(trained_rows(path, requests).learned if learned is None else learned)
         split = [[(row, next(told)) for row in part] for part in rows]
         rows, held = (
             [[r for r, t in part if t is side] for part in split] for side in (True, False)

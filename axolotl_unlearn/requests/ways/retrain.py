@@ -87,7 +87,7 @@ def _unchanged(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[st
     path = request.path("finetune.yml")
     config = rows_of.read_config(path)
     _begins_clean(request, config)
-    every = rows_of.remaining(path, config)
+    every = rows_of.remaining(path, config, requests=request.folder.parent)
     now = bound.facts(config, every)
     bound.require(request.facts.get("bound"), now, path)
     return config, every, now
@@ -246,7 +246,7 @@ def repeat(
         sides = rows_of.read_sides(rows)
     else:
         path = request.path("finetune.yml")
-        sides = rows_of.remaining(path, rows_of.read_config(path))
+        sides = rows_of.remaining(path, rows_of.read_config(path), requests=folder.parent)
         given = [rows_of.Source(rows_of.row_id(row), row) for row in rows_of.flat(sides)]
         gone = rows_of.deleted_rows(folder.parent, given, only=[*way["without"], request.id])
         sides = rows_of.without(sides, gone)
