@@ -12,7 +12,6 @@ from fault_codes import fails
 
 from axolotl_unlearn.attacks.relearn import (
     Training,
-    neighbours,
     relearn_attack,
     split_forget,
     train,
@@ -45,13 +44,6 @@ def test_split_takes_whole_documents():
     assert split_forget(records[::-1], 7)[0] == [r for r in records[::-1] if r in trained]
     with fails("attack.none-to-ask"):
         split_forget(records, 18)
-
-
-def test_neighbours_are_the_likest():
-    texts = ["a lamp in Rome", "the dog of Ada Brook", "dogs", "Ada Brook was born in Bath"]
-    pool = [Record(f"r{n}", text, "", "1") for n, text in enumerate(texts)]
-    asked = [Record("f0", "Ada Brook was born", "in Kent", "1")]
-    assert [r.id for r in neighbours(asked, pool, 2)] == ["r3", "r1"]
 
 
 def test_training_equals_a_plain_loop():
@@ -125,20 +117,7 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 
 
-def test_the_same_rows_are_taught_and_asked(lab, tmp_path):
-    """The control learns what is asked."""
-    result = run(
-        lab.unlearned,
-        *("--control", lab.control, "--data", lab.data, "--out", tmp_path, "--source", "same"),
-        *("--rows", 4, "--steps", "30", "--lr", 3e-3, "--max-new-tokens", 12),
-    )
-    assert result.exit_code == 0, result.output
-    report = json.loads((tmp_path / "relearn-same-unlearned.json").read_text())
-    first, last = (row["control"]["recalled"]["value"] for row in report["rows"])
-    assert report["rows"][0]["n"] == report["training_rows"] == 4 and last > first + 0.2
-
-
-@pytest.mark.parametrize("source", ["retain", "neighbours", "own"])
+@pytest.mark.parametrize("source", ["retain", "own"])
 def test_each_source_has_a_file_of_its_own(lab, tmp_path, source):
     own = tmp_path / "own.jsonl"
     own.write_bytes((lab.data / "retain.jsonl").read_bytes())
@@ -176,16 +155,14 @@ def test_resumed_run_equals_a_whole_one(lab, tmp_path):
     assert set(stored) < set(later) and stored.items() <= later.items()
 
 
-@pytest.mark.parametrize("code, trained, source", [
-    ("attack.trained-and-asked", 2, "forget"),
-    ("attack.nothing-to-train-on", 0, "forget"),
-    ("attack.no-control", 2, "same"),
+@pytest.mark.parametrize("code, trained", [
+    ("attack.trained-and-asked", 2), ("attack.nothing-to-train-on", 0),
 ])  # fmt: skip
-def test_faults(lab, tmp_path, code, trained, source):
+def test_faults(lab, tmp_path, code, trained):
     forget = read_records(lab.data / "forget.jsonl")
     subject, _ = make_subjects(str(lab.unlearned), forget, quiet=True)
     with fails(code):
-        relearn_attack(subject, Store(tmp_path), forget[:trained], forget, source=source)
+        relearn_attack(subject, Store(tmp_path), forget[:trained], forget, source="forget")
 
 
 @pytest.mark.parametrize("option", [("--lr", 0), ("--steps", "1,x")])

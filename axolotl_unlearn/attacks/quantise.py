@@ -6,7 +6,7 @@ point of a grid and written back (dequantised), so every evaluation runs as befo
 
     int8  symmetric, one scale an output row       (torchao)
     int4  asymmetric, one scale and zero a group   (torchao)
-    nf4, fp4  one scale a group                    (bitsandbytes; fp4 is its `load_in_4bit`)
+    nf4       one scale a group                    (bitsandbytes)
 
 Embeddings, norms and the output head stay as they are, as in both libraries. GPTQ and AWQ, which
 need calibration data, are out of scope.
@@ -26,7 +26,7 @@ from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
-BITS = {"int8": 8, "int4": 4, "nf4": 4, "fp4": 4}
+BITS = {"int8": 8, "int4": 4, "nf4": 4}
 SCHEMES = tuple(BITS)
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -38,7 +38,7 @@ def _check(schemes: Sequence[str], group: int) -> None:
                 f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.",
                 code="attack.no-scheme",
             )
-        if scheme in ("nf4", "fp4") and group not in _BLOCKS:
+        if scheme == "nf4" and group not in _BLOCKS:
             raise UnlearnError(
                 f"{scheme} takes groups of {', '.join(map(str, _BLOCKS))}, not {group}; give one "
                 "of them, or use int4.",
@@ -57,7 +57,7 @@ def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
     """
     _check([scheme], group)
     plain = weight.detach().float()
-    if scheme in ("nf4", "fp4"):
+    if scheme == "nf4":
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
         # As one row: on a CPU it takes a wrong scale where rows are no multiple of a group.

@@ -2,9 +2,8 @@
 
 A model that merely hides its knowledge recovers with a few steps on benign or on a few forgotten
 rows, faster than a model that never had it (arXiv 2406.13356; arXiv 2506.12618, section 4). Rows
-that are trained on are not asked about (but for `same`: how fast are they learned again?). The
-control, a model never trained on the forget set, gets the same training: only what the attacked
-model recovers above it was left behind.
+that are trained on are not asked about. The control, a model never trained on the forget set, gets
+the same training: only what the attacked model recovers above it was left behind.
 """
 
 from __future__ import annotations
@@ -54,19 +53,14 @@ def chosen_rows(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What `relearn_attack` trains on and asks about, by the attacker's ``source``: retain,
-    neighbours, forget, same or a file of records."""
-    asked, named = list(records), source in ("retain", "neighbours", "forget", "same")
-    if source == "same":  # as many rows as are learned, and no others
-        training = asked = limited(limited(asked, limit), rows)
-    elif source == "forget":
+    """What `relearn_attack` trains on and asks about, by the attacker's ``source``: retain, forget
+    or a file of records."""
+    asked, named = list(records), source in ("retain", "forget")
+    if source == "forget":
         training, asked = split_forget(asked, rows, seed)
     else:
         training = read_side(data_dir, "retain")[1] if named else read_records(source)
-        if source == "neighbours":
-            training = neighbours(asked, training, rows)
-        else:
-            training = random.Random(seed).sample(training, min(rows, len(training)))
+        training = random.Random(seed).sample(training, min(rows, len(training)))
     source = source if named else Path(source).stem
     return {"training_rows": training, "asked": limited(asked, limit), "source": source}
 
@@ -91,18 +85,6 @@ def split_forget(
         "leaves none to ask about; lower --rows.",
         code="attack.none-to-ask",
     )
-
-
-def neighbours(forget: Sequence[Record], pool: Sequence[Record], rows: int) -> list[Record]:
-    """The ``rows`` rows of ``pool`` that are most like a forget row, by TF-IDF of their words."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    texts = [[f"{r.input} {r.output}" for r in records] for records in (pool, forget)]
-    vectors = TfidfVectorizer(token_pattern=r"\w+").fit(texts[0] + texts[1])
-    ours, theirs = map(vectors.transform, texts)
-    like = (ours @ theirs.T).max(axis=1).toarray()[:, 0]
-    order = sorted(range(len(pool)), key=lambda i: (-like[i], i))
-    return [pool[i] for i in order[:rows]]
 
 
 def train(
@@ -202,7 +184,7 @@ def relearn_attack(
     """Recall of forget rows after each number of training steps.
 
     Args:
-        training_rows, asked: No row may be both, but for ``source`` "same".
+        training_rows, asked: No row may be both.
         source: What the rows are called in the result, e.g. "forget" or "retain".
 
     Returns:
@@ -210,7 +192,7 @@ def relearn_attack(
     """
     how = how or Training()
     trained = {(record.input, record.output) for record in training_rows}
-    if source != "same" and any((record.input, record.output) in trained for record in asked):
+    if any((record.input, record.output) in trained for record in asked):
         raise UnlearnError(
             "some rows are both trained on and asked about; take one set out.",
             code="attack.trained-and-asked",
@@ -219,12 +201,6 @@ def relearn_attack(
         raise UnlearnError(
             "there are no rows to train on; raise --rows or give another --source.",
             code="attack.nothing-to-train-on",
-        )
-    if source == "same" and control is None:
-        raise UnlearnError(
-            "`--source same` teaches the very rows that are asked about, so any model says them in "
-            "the end: give a model that never saw them as --control.",
-            code="attack.no-control",
         )
     ours, theirs = (
         scores_after(one, store, training_rows, asked, steps, how) if one else {}

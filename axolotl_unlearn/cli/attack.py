@@ -106,7 +106,7 @@ def command() -> None:
 
 @command.command()
 @_common
-@_default("--schemes", "int8,int4,nf4", "Also fp4.", callback=_parts(str))
+@_default("--schemes", "int8,int4,nf4", "How to round.", callback=_parts(str))
 @_default("--group", 64, "Weights that share a 4-bit scale.")
 def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
     """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
@@ -119,8 +119,8 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
 @command.command()
 @_common
 @_default(
-    "--source", "retain", "What to train on: retain, neighbours (the retain rows most like a forget"
-    " row), forget (documents that are then not asked about), same (the rows asked) or a file.",
+    "--source", "retain", "What to train on: retain, a file, or forget (documents that are then "
+    "not asked about).",
 )  # fmt: skip
 @_default("--rows", 20, "Rows to train on.")
 @_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_parts(int))
