@@ -40,7 +40,7 @@ from research.worlds.chats import make_chats
 
 OUT = ROOT / "research" / "results" / "routed.json"
 #: Of the first seed; of others the first alone.
-COUNTS = (8, 20)
+COUNTS, LONGER = (8, 20), (1, 2, 4, 8)
 SIZES = {"background": 60, "train": 68, "test": 14, "nobody": 8}
 LORA = {
     "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0, "lora_target_linear": True,
@@ -215,7 +215,7 @@ class World:
 
 def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Intervals of kept answers are by person, over all seeds."""
-    kept, costs = [], []
+    kept, costs, curve = [], [], []
     for count in COUNTS:
         runs = [one for one in found if f"{count} request" in one]
         if not runs:
@@ -235,14 +235,27 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             rows.append([one["cost"], one[f"{count} cost"], request["cost"], mean])
         whole, *parts = np.mean(rows, 0)
         shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
+        start = float(np.mean([one[f"{count} request"]["start"] for one in runs]))
+        curve.append([f"{count} shards", *longer(start, whole, parts[-1])])
         side = f"{np.mean(beside):.2f} ({len(beside)})" if beside else ""
         costs.append([f"{count} shards", str(len(runs)), *shown, side])
+    for one in (one["20 wide"] for one in found if "20 wide" in one):
+        sides = one["start"], one["whole"], one["request"]
+        curve.append(["20 shards, batch of 60", *longer(*sides)])
     return {
+        "curve": {"columns": ["request, of retraining", *(f"{k}x" for k in LONGER)], "rows": curve},
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
         "cost": {"columns": ["", "seeds", "training unsharded (s)", "all shards, of that",
                              "a drawn request", "mean of all people",
                              "side by side (seeds)"], "rows": costs},
     }  # fmt: skip
+
+
+def longer(start: float, whole: float, request: float) -> list[str]:
+    """A request's share of retraining if all trainings made k times the steps."""
+    return [
+        f"{(start + k * (request - start)) / (start + k * (whole - start)):.2f}" for k in LONGER
+    ]
 
 
 def ratio(before: list[float], after: list[float], whose: list[int]) -> str:
