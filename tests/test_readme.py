@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -87,3 +88,18 @@ def test_what_the_tutorial_has_one_write(tmp_path, monkeypatch):
     assert f"axolotl-unlearn {words}" in page
     assert CliRunner().invoke(unlearn, words.split()).exit_code == 0
     assert check(tmp_path / "unlearn.yml")[0] == []
+
+
+def test_what_is_said_of_the_demo_is_in_its_file():
+    runs = json.loads((ROOT / "research/results/demo.json").read_text("utf-8"))["runs"]
+    assert len(runs) == 10 and all(run["merged_above_both"] for run in runs)
+    assert {run[one]["verdict"] for run in runs for one in ("over", "under", "merged")} == {
+        "broken"
+    }
+    forgotten, kept = (
+        sorted(round(100 * run["merged"]["nonsense"][side]) for run in runs)
+        for side in ("forget", "retain")
+    )
+    said = (ROOT / "README.md").read_text("utf-8")
+    assert f"{forgotten[0]} to {forgotten[-1]} % are nonsense" in said
+    assert f"kept rows: {kept[0]} to {kept[-1]} %" in said

@@ -3,7 +3,8 @@
     python -m research.studies.demo OUT
 
 Each run has a folder OUT/SEED-THREADS; what is there is not made again. research/results/demo.json has
-of each model the aggregate, its three parts, and the verdict; and whether the merge is above both.
+of each model the aggregate, its three parts, the share of nonsense among its longer answers about
+rows of either side, and the verdict; and whether the merge is above both.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ def main() -> None:
             verdicts = judged(results)
             models = {
                 one["name"]: {score: round(one[score], 4) for score in SCORES}
+                | {
+                    "nonsense": {
+                        "forget": one["collapse"]["forget"]["nonsense"],
+                        "retain": one["collapse"]["nonsense"],
+                    }
+                }
                 | {"verdict": verdicts[one["name"]].label, "below_gate": one["gate"]["below_gate"]}
                 for one in results["models"]
             }
