@@ -70,8 +70,6 @@ IDLE = [
     ({"logging_nan_inf_filter": True}, "`logging_nan_inf_filter: True` has no effect"),
     ({"sample_packing_bin_size": 9}, "`sample_packing_bin_size: 9` has no effect"),
     ({"max_prompt_len": 5}, "`max_prompt_len: 5` has no effect"),
-    ({"relora_prune_ratio": 0.5}, "`relora_prune_ratio` does nothing here"),
-    ({"eval_causal_lm_metrics": ["ter"]}, "`eval_causal_lm_metrics` does nothing here"),
     ({"torch_compile_mode": "default"}, "`torch_compile_mode` does nothing here"),
     ({"revision_of_model": "v1"}, "`revision_of_model` does nothing here"),
     ({"chat_template": "chatml"}, "`chat_template` renders no row here"),
