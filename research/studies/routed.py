@@ -227,8 +227,6 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             means = (f"{np.mean(values):.3f}" for values in (before, after))
             kept.append([f"{count} shards, {case}", *means, ratio(before, after, whose)])
         rows = []
-        paired = [one[name] for one in runs if (name := f"{count} paired") in one]
-        beside = [np.mean(one["requests"]) / one["whole"] for one in paired]
         for one in runs:  # a large shard has more of the people
             sizes, request = one[f"{count} shards"], one[f"{count} request"]
             mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
@@ -237,8 +235,12 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
         start = float(np.mean([one[f"{count} request"]["start"] for one in runs]))
         curve.append([f"{count} shards", *longer(start, whole, parts[-1])])
-        side = f"{np.mean(beside):.2f} ({len(beside)})" if beside else ""
-        costs.append([f"{count} shards", str(len(runs)), *shown, side])
+        costs.append([f"{count} shards", str(len(runs)), *shown])
+        if paired := [one[name] for one in runs if (name := f"{count} paired") in one]:
+            whole = np.mean([one["whole"] for one in paired])
+            mean = np.mean([np.mean(one["requests"]) for one in paired])
+            said = f"{count} shards, at one load", str(len(paired)), f"{whole:.0f}"
+            costs.append([*said, "", "", f"{mean / whole:.2f}"])
     for one in (one["20 wide"] for one in found if "20 wide" in one):
         sides = one["start"], one["whole"], one["request"]
         curve.append(["20 shards, batch of 60", *longer(*sides)])
@@ -246,8 +248,7 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "curve": {"columns": ["request, of retraining", *(f"{k}x" for k in LONGER)], "rows": curve},
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
         "cost": {"columns": ["", "seeds", "training unsharded (s)", "all shards, of that",
-                             "a drawn request", "mean of all people",
-                             "side by side (seeds)"], "rows": costs},
+                             "a drawn request", "mean of all people"], "rows": costs},
     }  # fmt: skip
 
 
@@ -290,13 +291,12 @@ def picture(made: Mapping[str, Any]) -> None:
     left.axhline(0.95, color="black", lw=0.8, ls="--")
     left.set_title("answers kept, of those of the unsharded run", fontsize=10)
     left.legend(fontsize=7, loc="center right")
-    costs = [float(row[5]) for row in made["cost"]["rows"]]
+    rows = [row for row in made["cost"]["rows"] if row[3]]
+    costs = [float(row[5]) for row in rows]
     right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
     for at, cost in enumerate([1, *costs]):
         right.text(at, cost + 0.02, f"{cost:.2f}", ha="center", fontsize=9)
-    right.set_xticks(
-        range(len(costs) + 1), ["retraining", *(row[0] for row in made["cost"]["rows"])]
-    )
+    right.set_xticks(range(len(costs) + 1), ["retraining", *(row[0] for row in rows)])
     right.set_title("processor time of a request about one person", fontsize=10)
     right.set_ylim(0, 1.12)
     figure.tight_layout()
