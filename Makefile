@@ -38,7 +38,7 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	pip="$(BIN)/python -m pip install -q -c constraints/$$version.txt"; \
 	torch=torch; if test ! -e /dev/nvidia0 -a ! -e /dev/kfd; then \
-	  cpu=$$(grep '^torch==' constraints/$$version.txt)+cpu; \
+	  cpu=$$(cat constraints/$$version.txt constraints/3.12.txt | grep -m1 '^torch==')+cpu; \
 	  if $$pip --dry-run --no-deps "$$cpu" >/dev/null 2>&1; then torch=$$cpu; \
 	    echo "      no GPU is here: the build of torch for a CPU ($$cpu), 3 GB less"; else \
 	    echo "      no GPU is here, and pip's index has no $$cpu: its own build, on Linux for CUDA and 3 GB more"; \
