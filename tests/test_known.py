@@ -16,7 +16,7 @@ from test_eval_served import TESTS, serving
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
 
-NAMES = [f"{first}{last}" for first in "BDFGKLMNPR" for last in ("ade", "ilo", "umi")]
+NAMES = [f"{first}{last}" for first in "RBDFGKLMNP" for last in ("ade", "ilo", "umi")]
 
 
 def story(name: str, number: int) -> dict:
