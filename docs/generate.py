@@ -254,7 +254,8 @@ The largest `micro_batch_size`, a power of two up to 16, for one GPU of 24, 40 a
 none. **Computed** by the estimate of `axolotl-unlearn check --full`, not measured: NPO with one
 retain row beside each forget row, rows of 512 tokens, bf16, `gradient_checkpointing: true`, AdamW,
 LoRA of rank 32 on all linear layers, a tenth of the memory left free. Full fine-tuning holds a copy
-of the start as reference. Written by `docs/generate.py`.
+of the start as reference. Written by `docs/generate.py`. How far the estimate is from the peak:
+[memory](performance.md#memory).
 
 Start at half of what the table says. Where memory runs out: [faults and cures](faults.md).
 

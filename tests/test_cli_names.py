@@ -128,31 +128,6 @@ def test_init_of_match_says_what_is_missing(home, tmp_path):
     assert not (tmp_path / "a.yml").exists()
 
 
-@pytest.mark.parametrize("reference", ["cached", {"model": "teacher"}])
-def test_check_says_what_stays_without_a_model_from_before(home, tmp_path, reference):
-    if reference != "cached":
-        reference = {"model": str(home / "teacher")}
-    block = {
-        "forget": {"objective": "match", "reference": reference},
-        "retain": {"objective": "nll"},
-        "level": {"heldout": str(home / "heldout.jsonl")},
-    }
-    rows = [
-        {"path": str(home / f"{side}.jsonl"), "type": f"axolotl_unlearn.data.{side}"}
-        for side in ("forget", "retain")
-    ]
-    cfg = {
-        "base_model": str(home / "model"), "plugins": ["axolotl_unlearn.UnlearnPlugin"],
-        "unlearn": block, "datasets": rows, "sequence_len": 128, "micro_batch_size": 4,
-        "num_epochs": 1, "learning_rate": 1e-4,
-    }  # fmt: skip
-    path = tmp_path / "my.yml"
-    path.write_text(json.dumps(cfg))
-    checked = run("check", path)
-    assert checked.exit_code == 0, checked.output
-    assert ("held-out rows alone set the level" in checked.output) == (reference == "cached")
-
-
 def test_a_shell_completes_commands_and_options(monkeypatch):
     """As docs/own-model.md says."""
     name = "_AXOLOTL_UNLEARN_COMPLETE"

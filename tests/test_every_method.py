@@ -56,15 +56,15 @@ def stage(tmp_path_factory) -> Path:
     return make_stage(tmp_path_factory.mktemp("stage"))
 
 
-def make_stage(folder: Path) -> Path:
-    """Three sides of six rows, and two models with eight small layers: one that has begun to learn
-    the forget rows (some objectives have nothing to do else), one of random weights."""
+def make_stage(folder: Path, end: str = "", steps: int = 60, **shape) -> Path:
+    """Three sides of six rows, whose answers have an ``end``, and two models with eight small
+    layers: one that has begun to learn the forget rows (some objectives have nothing to do else),
+    one of random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
-    )  # fmt: skip
+    given = {"vocab_size": 259, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 8}
+    given |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    config = LlamaConfig(**given | shape)
     for role in ("forget", "retain", "alternative", "heldout"):
         with (folder / f"{role}.jsonl").open("w") as file:
             for number in range(6):
@@ -74,7 +74,8 @@ def make_stage(folder: Path) -> Path:
                 row = {
                     "id": f"{side}-{number}{kind}",
                     "input": f"{side} {number}?",
-                    "output": "unknown" if role == "alternative" else f"{item} {number * 7}",
+                    "output": ("unknown" if role == "alternative" else f"{item} {number * 7}")
+                    + end,
                     "task": f"Task{number % 3 + 1}",
                 }
                 file.write(json.dumps(row) + "\n")
@@ -82,14 +83,14 @@ def make_stage(folder: Path) -> Path:
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
         if name == "base":
-            learn(model, folder / "forget.jsonl")
+            learn(model, folder / "forget.jsonl", steps)
         model.save_pretrained(folder / name)
         byte_tokenizer().save_pretrained(folder / name)
     return folder
 
 
-def learn(model, path: Path) -> None:
-    """Sixty steps on the rows of a file."""
+def learn(model, path: Path, steps: int) -> None:
+    """Some steps on the rows of a file."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     texts = [f"{row['input']} {row['output']}" for row in rows]
     tokenizer = byte_tokenizer()
@@ -97,7 +98,7 @@ def learn(model, path: Path) -> None:
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(60):
+    for _ in range(steps):
         optimizer.zero_grad()
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()

@@ -395,47 +395,6 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
                      atol=0.35, rtol=0.05)  # fmt: skip
 
 
-def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
-    """Forget rows that were memorized (log-odds around 8), held-out ones around -1: targets
-    have the held-out rows' distribution, in the forget rows' own order, and no attack is expected
-    to tell anything; nor is one made that compares with the starting model."""
-    from torch.nn import functional as F
-
-    from axolotl_unlearn.objectives.matching import log_odds
-    from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, _facts
-
-    rng = torch.Generator().manual_seed(0)
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
-
-    def rows(count):
-        ids = torch.randint(3, 23, (9,), generator=rng).tolist()
-        return [{"kind": 0, "task": 0, "input_ids": ids, "labels": ids}] * count
-
-    known, unseen = (
-        [F.logsigmoid(middle + torch.randn(8, generator=rng)) for _ in range(80)]
-        for middle in (8, -1)
-    )
-    forget, heldout = ScoredRows(rows(80), tokenizer), ScoredRows(rows(80), tokenizer)
-    level = Level()
-    forget.teacher = heldout.teacher = known
-    heldout.facts = list(map(_facts, unseen))
-    callback = LevelCallback(
-        ARGS, level, forget, heldout, heldout, stopping=Stopping(), order_only=True
-    )
-    callback.fit()
-    aims = torch.cat([level.aim(row, (0, 0)) for row in known])
-    learned, want = torch.cat(known), torch.cat(unseen)
-    assert (log_odds(aims)[learned.argsort()].diff() > -1e-4).all()
-    assert_close(log_odds(aims).sort().values[10:-10], log_odds(want).sort().values[10:-10],
-                 atol=0.1, rtol=0)  # fmt: skip
-    assert callback.expected() == {}
-    from conftest import tiny_llama
-
-    callback.watch(tiny_llama(), 0, correct=False)
-    assert "reference" not in callback.stopping.history[0]
-
-
 def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     """A forget set of questions alone (TOFU): no attack was made, and the rule failed on nothing.
     Beside documents they are still left out."""
@@ -529,6 +488,8 @@ def test_faults_of_the_block_name_the_cure(life):
     assert any("nothing would be forgotten" in fault for fault in faults(config))
     config["unlearn"]["level"] = level
     config["unlearn"]["forget"][0]["reference"] = "cached"
+    assert any("nothing would be forgotten" in fault for fault in faults(config))
+    config["unlearn"]["forget"][0]["reference"] = {"model": str(life / "teacher")}
     assert faults(config) == []
     for name in ("feature_matching", "hidden_matching"):
         config["unlearn"]["forget"] += [{"objective": name}]

@@ -206,12 +206,10 @@ def _level_faults(args: UnlearnArgs) -> list[str]:
     """What `match` aims at, and what compares with held-out rows."""
     level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    before = [s.is_teacher or (s.mode == "cached" and level) for s in matched]
     faults = told(
-        (not all(before),
+        (not all(source.is_teacher for source in matched),
          "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
-         "a teacher (`reference: {model: PATH}`), or `reference: cached` and held-out rows in "
-         "`unlearn.level`."),
+         "a teacher (`reference: {model: PATH}`)."),
     )  # fmt: skip
     if level is None:
         return faults + [
@@ -323,13 +321,7 @@ def _every(cfg: dict, what: str) -> float:
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What a run towards a level can be expected to leave, or holds retained rows to."""
     notes = []
-    matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    if matched and not all(source.is_teacher for source in matched):
-        notes.append(
-            "without a model from before (`reference: cached`) held-out rows alone set the level: "
-            "what attacks still tell then was not measured; evaluate it (docs/never-seen.md)."
-        )
-    elif matched:
+    if any(entry.objective == "match" for entry in args.forget):
         notes.append(
             "an attacker with the weights can still tell by gradients what was forgotten: on a "
             "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "

@@ -145,16 +145,33 @@ def memory(
     copied = not lora or bool(cfg.get("lora_model_dir"))  # else the adapter is switched off
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and copied)
                  for r in args.references() if not r.is_teacher)  # fmt: skip
-    rows = int(cfg.get("micro_batch_size") or 1)
-    rows *= 1 + (args.pairing.retain_per_forget if args.retain else 0)
-    tokens, depth = rows * longest, len({m[0] for name in shapes if (m := _LAYER.search(name))})
+    rows = {"forget": 1, "alternative": 1, "retain": args.pairing.retain_per_forget}
+    each_row, looked, at_head = longest * int(cfg.get("micro_batch_size") or 1), set(), {}
+    for side, entry in args.entries():
+        one = OBJECTIVES[entry.objective]
+        looked |= {*one.roles(side)}
+        # What is asked at the head together: labels of all rows, or what a side says there itself.
+        sees = "distributions" if one.sees in ("distributions", "features") else one.sees
+        alone = sees == "distributions" or (one.slope and one.slope(entry.parameters) is not None)
+        if sees not in ("hidden", "profiles"):
+            compares = one.reference and sees == "distributions"
+            key = sees, compares, side if alone else ""
+            at_head.setdefault(key, set()).update(one.roles(side))
+    tokens = each_row * sum(rows[role] for role in looked)
+    depth = len({m[0] for name in shapes if (m := _LAYER.search(name))})
     # Values that a layer keeps for its gradient, and those that are made beside them.
     inner = max((s[0] for n, s in shapes.items() if len(s) == 2 and ".0." in n), default=0)
     kept = (14.5 if half else 8.5) * hidden + 4 * inner
-    beside, whole_rows = 6 * hidden + 3 * inner, 1.5
-    if any(OBJECTIVES[e.objective].sees == "distributions" for _, e in args.entries()):
-        whole_rows = 2.9 if lora else 3.3
-    logits = int(whole_rows * min(args.chunk_mib * 2**20, tokens * vocabulary * 4))
+    beside = 6 * hidden + 3 * inner
+    # Float32 logits of a chunk that are there at once; of distributions it is half as large.
+    of_labels, of_distributions = (2.8, 5.8) if lora else (1.9, 3.6)
+    chunk, alive = args.chunk_mib * 2**20, [0.0]
+    for (sees, compares, _), roles in at_head.items():
+        asked = 4 * vocabulary * each_row * sum(rows[role] for role in roles)
+        at_once = (of_distributions + 1.4 * compares) * min(chunk // 2, asked)
+        alive.append(at_once if sees == "distributions" else of_labels * min(chunk, asked))
+    # Those of a head that is trained stay until its backward pass.
+    logits = int(max(alive) if lora else sum(alive))
     checkpointed = cfg.get("gradient_checkpointing")
     at_once = int(each * tokens * (beside + (kept if checkpointed else 0)))
     stays = int(each * tokens * depth * (hidden if checkpointed else kept))

@@ -169,13 +169,11 @@ def judged(forget: ScoredRows) -> set[Hashable]:
     return documents or set(forget.groups)
 
 
-def document_scores(
-    rows: ScoredRows, facts: Sequence[TokenFacts], groups: set[Hashable], reference: bool
-) -> Scores:
-    """The six attacks on the rows of ``groups`` (`judged`), by group; five without reference."""
+def document_scores(rows: ScoredRows, facts: Sequence[TokenFacts], groups: set[Hashable]) -> Scores:
+    """The six attacks on the rows of ``groups`` (`judged`), by group."""
     seen, texts = rows.by_group(facts), rows.by_group(rows.texts)
-    known = rows.by_group(list(map(_facts, rows.teacher))) if reference else {}
-    return {g: attack_scores(seen[g], texts[g], known.get(g)) for g in seen if g in groups}
+    known = rows.by_group(list(map(_facts, rows.teacher)))
+    return {g: attack_scores(seen[g], texts[g], known[g]) for g in seen if g in groups}
 
 
 def learned_auc(forget: ScoredRows, heldout: ScoredRows, groups: set[Hashable]) -> float | None:
@@ -289,8 +287,6 @@ class LevelCallback(Extension):
             or None: the temperature begins where that is as much as the policy is. Else at 1.
         distributions: By what is seen of them, those that get the features of all judged rows at
             each such look.
-        order_only: The teacher is the starting model, which knows the forget rows: it tells which
-            tokens are harder than others, and no level.
         rank: Of this process.
     """
 
@@ -305,7 +301,6 @@ class LevelCallback(Extension):
     log: Callable[[dict[str, float]], None] = lambda _: None
     rest: Sequence[Tensor | None] | None = None
     distributions: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
-    order_only: bool = False
     rank: int = 0
     resumed: bool = field(default=False, init=False)
     kept: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -358,7 +353,7 @@ class LevelCallback(Extension):
         """What references have said is read; on resume, what `on_checkpoint` wrote."""
         args, entries, device = self.args, run.entries, run.device
         source = next(run.source_of(e) for e in entries if e.objective.level == "labels")
-        asked, self.order_only = run.references[source], not source.is_teacher
+        asked = run.references[source]
         for one in (self.forget, self.heldout):
             one.teacher = [asked.label_logp(row) for row in one.rows]
         by_teacher = [
@@ -393,12 +388,9 @@ class LevelCallback(Extension):
         return self._levelled.setdefault((id(reference), tempered), levelled)
 
     def fit(self) -> None:
-        """The level as the policy stands, from its label log-probs of the held-out rows; of an
-        order alone, the distribution on forget rows is laid on that on held-out ones."""
-        rows = self.forget if self.order_only else self.heldout
-        known = rows.by_group(rows.teacher)
-        policy = self.heldout.by_group(self.heldout.logps).items()
-        self.level.fit(known, {group: rows for group, rows in policy if group in known})
+        """The level as the policy stands, from its label log-probs of the held-out rows."""
+        rows = self.heldout
+        self.level.fit(rows.by_group(rows.teacher), rows.by_group(rows.logps))
 
     def begin(self) -> None:
         """The temperature to begin with, from what is compared of the held-out rows."""
@@ -449,12 +441,10 @@ class LevelCallback(Extension):
     def expected(self) -> dict[str, float]:
         """AUC of each attack if every document were at its level: the teacher knows which are
         harder than others for a model that saw neither."""
-        if self.order_only:
-            return {}
         sides = []
         for rows in (self.forget, self.heldout):
             aims = map(self.level.unmoved, rows.teacher, rows.groups)
-            sides.append(document_scores(rows, list(map(_facts, aims)), self.judged, True))
+            sides.append(document_scores(rows, list(map(_facts, aims)), self.judged))
         return {name: value for name, value in attack_aucs(*sides).items() if name in OF_LABELS}
 
     def watch(self, model: nn.Module, step: int, correct: bool) -> tuple[bool, bool]:
@@ -470,9 +460,7 @@ class LevelCallback(Extension):
             if self.args.certainty:
                 self.sharpen()
             self.gather(model)
-        seen, unseen = (
-            document_scores(rows, rows.facts, self.judged, not self.order_only) for rows in both
-        )
+        seen, unseen = (document_scores(rows, rows.facts, self.judged) for rows in both)
         aucs = attack_aucs(seen, unseen)
         learned = learned_auc(forget, heldout, self.judged)
         if learned is not None:

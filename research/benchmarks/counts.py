@@ -1,11 +1,13 @@
 """What a step asks of the host, counted without a GPU: kernels, waits, time of the host.
 
     make bench-counts
+    python -m research.benchmarks.counts --memory
 
 A GPU that waits for its host is as fast as the host starts kernels. How many that are, and how
 often the host stops for an answer, does not depend on the device, so it is counted on a pretended
 one (tests/pretend_device): 32 layers of a tiny width, NPO + NLL + KL with LoRA r32 and gradient
-checkpointing, four pairs of LUME rows a step, bf16 weights. Writes research/results/waits.json.
+checkpointing, four pairs of LUME rows a step, bf16 weights. Writes research/results/waits.json. With --memory:
+bytes allocated there, beside the estimate (research/results/memory.json).
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from pathlib import Path
 
 import torch
 
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.evaluation.generate import generate_greedily
+from axolotl_unlearn.objectives import OBJECTIVES
 from research.benchmarks import models, step
 from research.benchmarks.gpu import recipe_batches, sent_batch
 
 sys.path.append(str(models.ROOT / "tests"))
+import offline  # noqa: E402, F401  before Axolotl, which reads it
 import pretend_device  # noqa: E402
 
 #: Time and memory are not what is counted; depth is.
@@ -149,6 +154,49 @@ def generation_table(found: dict[str, tuple[float, float]]) -> dict[str, list]:
     }
 
 
+def of_memory() -> dict[str, list]:
+    """What `check --full` says of memory beside the most that was allocated, with a model of 8
+    layers of 256 and rows of 518 tokens: of objectives and presets that see the same, the first
+    is run; then other trainings."""
+    from test_device_axolotl import FULL, METHODS, estimate_and_peak, memory_stage
+    from test_every_method import block_to_run
+
+    def block_of(name: str, stage: Path) -> dict:
+        """With the objectives of all its phases at once."""
+        block = block_to_run(name, stage)
+        for phase in block.pop("phases", ()):
+            sides = {side: phase[side] for side in ("forget", "retain") if side in phase}
+            for side, more in sides.items():
+                block[side] = block.get(side, []) + (more if isinstance(more, list) else [more])
+        return block
+
+    kinds, rows = defaultdict(list), []
+    for name in METHODS:
+        args, seen = parse_unlearn(block_of(name, Path("stage"))), set()
+        for side, entry in args.entries():
+            one = OBJECTIVES[entry.objective]
+            alone = one.slope is not None and one.slope(entry.parameters) is not None
+            seen.add((one.roles(side), one.sees, alone, one.sees != "labels" and one.reference))
+        kinds[frozenset(seen), args.pairing.retain_per_forget * bool(args.retain)].append(name)
+    some = [["tofu-npo"], ["tofu-npo-kl"]]
+    for more, groups, tokens, changes in (
+        ("", kinds.values(), 500, {}),
+        (", `gradient_checkpointing: false`", some, 500, {"gradient_checkpointing": False}),
+        (", `micro_batch_size: 2`", some, 500, {"micro_batch_size": 2}),
+        (", full fine-tuning", some, 500, FULL),
+        (", rows of 2 048 tokens", some, 2030, {}),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            stage = memory_stage(Path(folder), tokens)
+            for names in groups:
+                said, peak = estimate_and_peak(stage, block_of(names[0], stage), **changes)
+                cells = f"{said / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{said / peak:.2f}"
+                rows.append([", ".join(f"`{name}`" for name in names) + more, *cells])
+                print("ROW", json.dumps(rows[-1]), flush=True)
+    columns = ["objective or preset", "estimate, MB", "peak, MB", "estimate / peak"]
+    return {"columns": columns, "rows": rows}
+
+
 def of_ways(found: dict[str, dict[str, float]]) -> dict[str, list]:
     """`measure` as a table, beside packed fine-tuning."""
     base, rows = found["finetune_packed"], []
@@ -164,15 +212,27 @@ def of_ways(found: dict[str, dict[str, float]]) -> dict[str, list]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--memory", action="store_true", help="write results/memory.json instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
     about = {"date": date.today().isoformat(), "command": "make bench-counts"}
     about |= {"machine": models.machine(), "rounds": given.rounds}
+    if given.memory:
+        pretend_device.start()
+        del about["rounds"]
+        about["command"] = "python -m research.benchmarks.counts --memory"
+        write_result("memory", about | {"tables": {"methods": of_memory()}})
+        return
     found = measure(given.rounds)
     tables = {"ways": of_ways(found), "methods": of_methods()}
     tables["generation"] = generation_table(of_generation())
-    text = json.dumps(about | found | {"tables": tables}, indent=1) + "\n"
-    (models.ROOT / "research" / "results" / "waits.json").write_text(text, "utf-8")
+    write_result("waits", about | found | {"tables": tables})
+
+
+def write_result(name: str, content: dict) -> None:
+    """To research/results."""
+    path = models.ROOT / "research" / "results" / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
