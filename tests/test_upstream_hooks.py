@@ -64,6 +64,9 @@ HOOKS = {
     },
     "transformers.trainer_callback.ExportableState": {"state": ""},
     "lm_eval.models.huggingface.HFLM": {
+        "_create_model": "pretrained revision dtype trust_remote_code parallelize gpus "
+        "max_memory_per_gpu max_cpu_memory offload_folder peft delta autogptq gptqmodel gguf_file "
+        "quantization_config subfolder **kwargs",
         "_encode_pair": "context continuation",
         "_loglikelihood_tokens": "requests disable_tqdm override_bs",
     },
