@@ -215,20 +215,18 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
             both = [[[side[case][n] for n in others] for side in (models["unsharded"], one)]
                     for case in CASES]  # fmt: skip
             kept.append([name, *(ratio(*pair, [rows[n] for n in others]) for pair in both)])
-    costs = [[f"training {name}", found[key], found[key], ""]
-             for name, key in (("unsharded", "whole cost"), ("8 shards", "shards cost"))
-             if key in found]  # fmt: skip
-    costs += [[f"request, {way}", one["training"] + sum(c["processor_s"] for c in one["commands"]),
-               one["training"], one["verdict"]["outcome"]] for way, one in ways.items()]  # fmt: skip
-    costs = [[name, f"{every:.0f}", f"{part:.0f}", f"{part / whole:.2f}", says]
-             for name, every, part, says in costs]  # fmt: skip
+    trained = {"unsharded": "whole cost", "8 shards": "shards cost"}
+    trained |= {f"request, {way}": f"{way} training" for way in WAYS}
+    costs = [[name, f"{found[key]:.0f}", f"{found[key] / whole:.2f}",
+              ways.get(key.split()[0], {}).get("verdict", {}).get("outcome", "")]
+             for name, key in trained.items() if key in found]  # fmt: skip
     columns = ["others, as trained", "others, paraphrased", "deleted, as trained",
                "deleted, paraphrased", "nobody's", "general questions"]  # fmt: skip
     return {
         "said": {"columns": ["model", *columns], "rows": said},
         "kept": {"columns": ["model", *CASES], "rows": kept},
-        "cost": {"columns": ["", "processor seconds", "of them training",
-                             "training, of unsharded", "verdict"], "rows": costs},
+        "cost": {"columns": ["training", "processor seconds", "of unsharded", "verdict"],
+                 "rows": costs},
     }  # fmt: skip
 
 
