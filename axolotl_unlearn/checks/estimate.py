@@ -170,6 +170,8 @@ def memory(
         asked = 4 * vocabulary * each_row * sum(rows[role] for role in roles)
         at_once = (of_distributions + 1.4 * compares) * min(chunk // 2, asked)
         alive.append(at_once if sees == "distributions" else of_labels * min(chunk, asked))
+    if args.level:  # a look scores its rows in chunks of 64 MiB, `engine.token_scoring`
+        alive.append(2.5 * 2**26)
     # Those of a head that is trained stay until its backward pass.
     logits = int(max(alive) if lora else sum(alive))
     checkpointed = cfg.get("gradient_checkpointing")
