@@ -62,6 +62,54 @@ def waits(stage: Path, name: str) -> tuple[Counter, list[Counter], float]:  # no
     return start, steps, loss
 
 
+FULL = dict.fromkeys(
+    ("adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules")
+)
+
+
+def memory_stage(folder: Path, tokens: int) -> Path:
+    """Rows of about so many tokens, and two models of a shape that activations fill."""
+    shape = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 688}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096}
+    return make_stage(folder, " a" * (tokens // 2), steps=0, **shape)
+
+
+def estimate_and_peak(stage: Path, block: dict, **changes) -> tuple[int, int]:  # noqa: F811
+    """Bytes of two steps: what `check --full` says, and the most that was allocated. In a process
+    of its own: in one, what an earlier run left would be freed by a later one."""
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        return pool.submit(_measured, stage, block, changes).result()
+
+
+def _measured(stage: Path, block: dict, changes: dict) -> tuple[int, int]:  # noqa: F811
+    given = {"bf16": True, "gradient_checkpointing": True, "micro_batch_size": 1, "max_steps": 2}
+    given |= {"sequence_len": 4096, "lora_r": 8, "lora_target_modules": None, "dataset_num_proc": 0}
+    given |= {"lora_target_linear": True, "optimizer": "adamw_torch"}
+    before = torch.pretend.memory_allocated(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True)
+        cfg, rows = prepared(stage, block, **given | changes)
+        trainer, *_ = setup_model_and_trainer(cfg, rows)
+        torch.pretend.reset_peak_memory_stats(0)
+        trainer.train()
+    peak = torch.pretend.max_memory_allocated(0) - before
+    longest = max(map(len, trainer.train_dataset["input_ids"]))
+    said = memory(dict(cfg), parse_unlearn(block), longest)
+    return said["at_least"] + said["activations"], peak
+
+
+# First in this file: a process that has taken a gradient on the device cannot be forked.
+@pytest.mark.parametrize("name, changes", [
+    ("tofu-npo-kl", {}), ("tofu-npo", {"gradient_checkpointing": False}), ("rmu-zephyr", {}),
+    ("tofu-npo-kl", FULL),
+])  # fmt: skip
+def test_memory_is_what_the_estimate_says(name, changes, tmp_path):
+    """Of all methods: research/results/memory.json (docs/gpu-sizes.md)."""
+    folder = memory_stage(tmp_path, 600)
+    said, peak = estimate_and_peak(folder, block_to_run(name, folder), **changes)
+    assert 0.9 * peak <= said <= 1.1 * peak, said / peak
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_on_an_accelerator_and_hardly_waits(stage, name):  # noqa: F811
     start, steps, loss = waits(stage, name)
@@ -128,50 +176,3 @@ def test_a_resumed_run_ends_with_the_same_weights(stage):  # noqa: F811
     losses, weights = trained(stage, block, **saved)
     again, other = trained(stage, block, str(stage / "out" / "checkpoint-2"), **saved)
     assert again[-4:] == losses[-4:] and all(map(torch.equal, weights, other))
-
-
-FULL = dict.fromkeys(
-    ("adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules")
-)
-
-
-def memory_stage(folder: Path, tokens: int) -> Path:
-    """Rows of about so many tokens, and two models of a shape that activations fill."""
-    shape = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 688}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096}
-    return make_stage(folder, " a" * (tokens // 2), steps=0, **shape)
-
-
-def estimate_and_peak(stage: Path, block: dict, **changes) -> tuple[int, int]:  # noqa: F811
-    """Bytes of two steps: what `check --full` says, and the most that was allocated. In a process
-    of its own: in one, what an earlier run left would be freed by a later one."""
-    with ProcessPoolExecutor(1, get_context("fork")) as pool:
-        return pool.submit(_measured, stage, block, changes).result()
-
-
-def _measured(stage: Path, block: dict, changes: dict) -> tuple[int, int]:  # noqa: F811
-    given = {"bf16": True, "gradient_checkpointing": True, "micro_batch_size": 1, "max_steps": 2}
-    given |= {"sequence_len": 4096, "lora_r": 8, "lora_target_modules": None, "dataset_num_proc": 0}
-    given |= {"lora_target_linear": True, "optimizer": "adamw_torch"}
-    before = torch.pretend.memory_allocated(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True)
-        cfg, rows = prepared(stage, block, **given | changes)
-        trainer, *_ = setup_model_and_trainer(cfg, rows)
-        torch.pretend.reset_peak_memory_stats(0)
-        trainer.train()
-    peak = torch.pretend.max_memory_allocated(0) - before
-    longest = max(map(len, trainer.train_dataset["input_ids"]))
-    said = memory(dict(cfg), parse_unlearn(block), longest)
-    return said["at_least"] + said["activations"], peak
-
-
-@pytest.mark.parametrize("name, changes", [
-    ("tofu-npo-kl", {}), ("tofu-npo", {"gradient_checkpointing": False}), ("rmu-zephyr", {}),
-    ("tofu-npo-kl", FULL),
-])  # fmt: skip
-def test_memory_is_what_the_estimate_says(name, changes, tmp_path):
-    """Of all methods: research/results/memory.json (docs/gpu-sizes.md)."""
-    folder = memory_stage(tmp_path, 600)
-    said, peak = estimate_and_peak(folder, block_to_run(name, folder), **changes)
-    assert 0.9 * peak <= said <= 1.1 * peak, said / peak
