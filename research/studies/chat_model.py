@@ -218,7 +218,7 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
     trained = {"unsharded": "whole cost", "8 shards": "shards cost"}
     trained |= {f"request, {way}": f"{way} training" for way in WAYS}
     costs = [[name, f"{found[key]:.0f}", f"{found[key] / whole:.2f}",
-              ways.get(key.split()[0], {}).get("verdict", {}).get("outcome", "")]
+              ways.get(key.removesuffix(" training"), {}).get("verdict", {}).get("outcome", "")]
              for name, key in trained.items() if key in found]  # fmt: skip
     columns = ["others, as trained", "others, paraphrased", "deleted, as trained",
                "deleted, paraphrased", "nobody's", "general questions"]  # fmt: skip
