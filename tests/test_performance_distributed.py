@@ -75,7 +75,9 @@ def test_deepspeed_without_a_gpu_is_refused(stage, tmp_path, capsys):  # noqa: F
 
     name = str(stage / "base")
     cfg = config(stage, "zero", deepspeed=str(tmp_path / "zero3.json"), tokenizer_config=name)
-    cfg = DictDefault(cfg | {"batch_size": 4, "world_size": 1, "num_epochs": 1})
+    cfg = DictDefault(
+        cfg | {"batch_size": 4, "world_size": 1, "num_epochs": 1, "val_set_size": 0.0}
+    )
     with pytest.raises(SystemExit) as ended:
         UnlearnPlugin().load_datasets(cfg)
     assert ended.value.code == 2
