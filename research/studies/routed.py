@@ -275,7 +275,8 @@ def picture(made: Mapping[str, Any]) -> None:
     left.set_xticks(range(len(rows) + 2), ["unsharded", *names, "4, merged"])
     left.axhline(0.95, color="black", lw=0.8, ls="--")
     left.set_title("answers kept, of those of the unsharded run", fontsize=10)
-    left.legend(fontsize=7, loc="center right")
+    left.set_ylim(0, 1.5)
+    left.legend(fontsize=7, ncol=2, loc="upper center")
     rows = made["cost"]["rows"]
     costs = [float(row[5]) for row in rows]
     right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
