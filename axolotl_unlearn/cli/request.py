@@ -42,11 +42,14 @@ class _Resumed(click.Group):
             answer(error=(says := f"stopped; the same command {goes}."))
             click.echo(f"\n{says}", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
-        except OSError as error:
-            if error.errno not in _NO_WRITING:
+        except Exception as error:
+            reason: Any = None if isinstance(error, UnlearnError | click.ClickException) else error
+            while reason is not None and getattr(reason, "errno", None) not in _NO_WRITING:
+                reason = reason.__cause__  # `datasets` wraps what stopped it
+            if reason is None:
                 raise
-            says = f"{error.filename or 'a file'} cannot be written ({error.strerror}); make room "
-            says += "or allow writing, and give the same command again."
+            says = f"{reason.filename or 'a file'} cannot be written ({reason.strerror}); make "
+            says += "room or allow writing, and give the same command again."
             raise UnlearnError(says, code="requests.cannot-write") from None
 
 
