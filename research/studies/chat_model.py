@@ -176,9 +176,8 @@ def command(done: list[dict[str, Any]], *words: Any) -> int:
     process = subprocess.run([*called, *map(str, words)], capture_output=True, text=True)
     said = (process.stdout + process.stderr).strip().splitlines()
     used = round(processor() - began, 1)
-    done.append({"command": words[0], "exit": process.returncode, "processor_s": used,
-                 "says": said[-2:]})  # fmt: skip
-    print(done[-1], flush=True)
+    done.append({"command": words[0], "exit": process.returncode, "processor_s": used})
+    print(done[-1], *said[-2:], flush=True)
     return process.returncode
 
 
