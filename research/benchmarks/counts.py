@@ -189,7 +189,9 @@ def of_memory() -> dict[str, list]:
         with tempfile.TemporaryDirectory() as folder:
             stage = memory_stage(Path(folder), tokens)
             for names in groups:
-                said, peak = estimate_and_peak(stage, block_of(names[0], stage), **changes)
+                block = block_of(names[0], stage)
+                block["data"] = {**(block.get("data") or {}), "max_length": 4096}
+                said, peak = estimate_and_peak(stage, block, **changes)
                 cells = f"{said / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{said / peak:.2f}"
                 rows.append([", ".join(f"`{name}`" for name in names) + more, *cells])
                 print("ROW", json.dumps(rows[-1]), flush=True)
