@@ -331,3 +331,18 @@ def test_the_difference_from_a_control_lies_in_its_interval_below_zero_too():
     clusters = list(range(40)), list(range(40, 80))
     gap = _ranked(None, [(low, others), (high, others)], clusters, 0)["difference"]
     assert -1 < gap["low"] < gap["value"] < gap["high"] < 0
+
+
+def test_beside_a_control_one_document_is_told_alone():
+    """Scores are differences from the control's then, as in the verdict."""
+    from axolotl_unlearn.attacks.members import by_document
+
+    rng = np.random.default_rng(3)
+    scores = {"loss": (np.r_[15.0, rng.normal(size=59)], rng.normal(size=60))}
+    members = [(f"d{i}", "") for i in range(60)]
+    alone, beside = (by_document(members, scores, paired) for paired in (False, True))
+    assert alone["d0"]["p"] == 1 / 61 and beside["d0"]["p"] < 0.025 / 60
+    assert (
+        beside["d0"]["side"] == "under"
+        and min(p["p"] for n, p in beside.items() if n != "d0") > 0.001
+    )

@@ -210,3 +210,23 @@ def test_the_commands_take_the_folder(routed, tmp_path):
         out = [] if words[0] == "tasks" else ["--out", str(tmp_path / f"{words[0]}.out")]
         done = CliRunner().invoke(unlearn, ["--json", *words, *out])
         assert done.exit_code == 0, (words, done.output, done.exception)
+
+
+@pytest.mark.parametrize("more", [{}, {"lora_bias": True}, {"use_rslora": True}])
+def test_a_mixed_layer_is_that_of_peft(more):
+    """Two products in place of two an adapter left out a bias, which PEFT adds."""
+    from peft import LoraConfig, get_peft_model
+
+    from axolotl_unlearn.shards.model import mixed
+
+    torch.manual_seed(0)
+    how = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False, **more)
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(6, 5)), how, "a")
+    model.add_adapter("b", how)
+    layer = model.eval().base_model.model[0]
+    for name in ("a", "b"):
+        if layer.lora_bias[name]:
+            torch.nn.init.normal_(layer.lora_B[name].bias)
+    x, names = torch.randn(3, 4, 6), ["a", "b", "a"]
+    expected = type(layer)._mixed_batch_forward(layer, x, adapter_names=names)
+    torch.testing.assert_close(mixed(layer, x, adapter_names=names), expected)

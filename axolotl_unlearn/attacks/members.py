@@ -94,7 +94,8 @@ def attack_model(
     if any(row["p_corrected"] < 1 - LEVEL for row in tests.values()):
         status = "told"
     found = {"tests": tests, "missing": [*missing], "reasons": missing, "status": status}
-    return found | {"documents": by_document(members, scores)}
+    paired = target.control is not None  # then all scores are differences from its own
+    return found | {"documents": by_document(members, scores, paired)}
 
 
 def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
@@ -151,13 +152,14 @@ def _against(control: float, value: float, ends: tuple[float, float], p: float) 
 
 
 def by_document(
-    members: Documents, scores: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    members: Documents, scores: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool = False
 ) -> dict[str, dict[str, Any]]:
     """p and side of each member document by all attacks that rank (`told_documents`); of several
     texts of a document the smallest p times their number."""
     if not scores:
         return {}
-    one = told_documents(*({name: pair[i] for name, pair in scores.items()} for i in (0, 1)))
+    sides = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
+    one = told_documents(*sides, paired=paired)
     names = [document_id(name) for name, _ in members]
     found: dict[str, dict[str, Any]] = {}
     for i, name in enumerate(names):

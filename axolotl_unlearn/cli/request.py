@@ -22,7 +22,6 @@ from axolotl_unlearn.errors import UnlearnError
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _DAY = click.DateTime(["%Y-%m-%d"])
 _FOLDER = click.argument("folder", type=PATH)
-_SEARCHED = click.option("--search", "places", multiple=True, type=PATH, help="Where else to look.")
 
 
 #: The disk is full, or nobody may write there.
@@ -343,7 +342,7 @@ def derived(folder: Path, places: tuple[Path, ...]):
 @_FOLDER
 @click.option("--yes", is_flag=True, help="Remove what is listed; without it nothing changes.")
 @click.option("--with-data", is_flag=True, help="Also the rows kept for later audits.")
-@_SEARCHED
+@click.option("--search", "places", multiple=True, type=PATH, help="Where else to look.")
 def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
 

@@ -304,7 +304,7 @@ class Subject:
 def read_subjects(path: Path) -> list[Subject]:
     """Lines ``{"subject": "T-17", "person": "Ada Quill"}`` of a file of rows.
 
-    Keys beside ``subject`` are the options of `request new`: ``person``, ``contains``, ``matches``,
+    Keys beside ``subject`` are the options of `request new`: ``person``, ``contains``,
     ``documents`` (a text or a list) and ``where`` (an object).
 
     Raises:

@@ -86,10 +86,13 @@ class Routes:
 
 
 def mixed(layer: Any, x: Any, *args: Any, adapter_names: list[str], **given: Any) -> Any:
-    """PEFT's forward of rows of several adapters, by two products in place of two an adapter."""
+    """PEFT's forward of rows of several adapters, by two products in place of two an adapter; its
+    own where there is more than these: dropout, a bias, a variant, arguments of the base layer."""
     import torch
 
-    if len({*adapter_names}) == 1 or not {*adapter_names} <= {*layer.lora_A}:
+    names = {*adapter_names}
+    more = layer.training or given or any(map(layer.lora_bias.get, names))
+    if len(names) == 1 or more or names & {*layer.lora_variant} or not names <= {*layer.lora_A}:
         how = {"adapter_names": adapter_names, **given}
         return type(layer)._mixed_batch_forward(layer, x, *args, **how)
     down = torch.stack([layer.lora_A[name].weight for name in adapter_names])

@@ -20,13 +20,7 @@ from scipy.stats import binomtest, false_discovery_control, fisher_exact, norm
 
 from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
-from axolotl_unlearn.metrics.intervals import (
-    LEVEL,
-    harmonic_mean,
-    holm,
-    mean_of,
-    share_of,
-)
+from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
 from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
 from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Row, Scores
 

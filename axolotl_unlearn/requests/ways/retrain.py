@@ -3,8 +3,8 @@
 What comes out is the model of a plain `axolotl train` of the config without the rows, to the last
 bit where the machine repeats itself: ``retrain.yml`` is that config. With `val_set_size` the split
 is drawn as before and the rows are left out of both sides, so the plain run is one on the files of
-the two sides. `repeat` trains once more, for
-whoever verifies a record, and compares the SHA-256 of the weights.
+the two sides. `repeat` trains once more, for whoever verifies a record, and compares the SHA-256 of
+the weights.
 """
 
 from __future__ import annotations
