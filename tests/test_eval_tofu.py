@@ -417,23 +417,8 @@ def test_eval_takes_tofus_files_as_they_are_published(home, tmp_path):
         load_sets(data)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--tasks", "tofo"], "lm_eval: Tasks not found: tofo (ours are muse, rwku,"),
-        (["--tasks", "tofu", "--model", "hff"], "no model for this name found"),
-        (["--tasks", "tofu"], "lm_eval: HFLM.__init__() missing"),
-        (["--tasks", "tofu", "--model_args", "pretrained=nowhere/m"], "lm_eval: "),
-    ],
-)
-def test_lm_evals_own_words_reach_the_user(words, says):
-    done = run_tasks(*words)
-    assert done.exit_code == 2 and says in done.output, done.output
-    assert "Traceback" not in done.output and "please report" not in done.output
-
-
 def test_what_may_quote_a_row_is_not_shown(home, monkeypatch):
-    """An error in the middle of the scores is not lm-eval speaking of the command."""
+    """Errors of lm-eval are one sentence without its words."""
     from axolotl_unlearn.metrics import memorisation
 
     def fail(answer):
@@ -444,7 +429,7 @@ def test_what_may_quote_a_row_is_not_shown(home, monkeypatch):
     model = f"pretrained={home / 'model'},dtype=float32"
     given = ["--tasks", "tofu", "--model_args", model, "--metadata", json.dumps(metadata)]
     done = run_tasks(*given)
-    assert done.exit_code == 1 and "unexpected ValueError" in done.output
+    assert done.exit_code == 2 and "ended with ValueError" in done.output
     lines = (home / "data" / "retain_perturbed.jsonl").read_text("utf-8").split("\n")
     assert all(json.loads(line)["answer"] not in done.output for line in lines if line)
 

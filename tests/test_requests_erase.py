@@ -33,7 +33,7 @@ from requests_folder import (
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.requests import erase as erasing
-from axolotl_unlearn.requests.erase import Plan, erase, plan
+from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.search import Texts, search, words
@@ -677,23 +677,6 @@ def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_
     name.write_bytes(name.read_bytes().replace(b"x" * 400, b"y" * 400))
     found = search([tmp_path], Texts.of([SECRET, "another text of seven words or so"]))
     assert list(found.left) == found.unreadable == [name]
-
-
-def test_files_of_a_cache_are_a_line_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    texts = [f"{SECRET} and row {n}" for n in range(3)]
-    for number, text in enumerate(texts):
-        write_lines(tmp_path / "cache" / "json" / f"{number}" / "rows.jsonl", [{"text": text}])
-    write_lines(tmp_path / "cache" / "csv" / "rows.jsonl", [{"text": SECRET}])
-    write_lines(tmp_path / "mine" / "a.jsonl", [{"text": SECRET}])
-    write_lines(tmp_path / "mine" / "b.jsonl", [{"text": SECRET}])
-    planned = Plan(tmp_path, Texts.of([SECRET]), [tmp_path], [])
-    planned.look()
-    lines = [line for line in planned.found_lines() if line.startswith("left")]
-    assert len(lines) == 4 and sum(", in 3 files: " in line for line in lines) == 1
-    assert {Path(line.rsplit(": ", 1)[1]).name for line in lines} == {
-        "json", "rows.jsonl", "a.jsonl", "b.jsonl",
-    }  # fmt: skip
 
 
 def test_what_lies_behind_links_is_searched_once(tmp_path):

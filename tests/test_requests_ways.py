@@ -390,7 +390,6 @@ def test_what_it_stands_on_may_not_change(home, tmp_path, monkeypatch, change, c
 
 
 def test_a_base_that_may_have_read_the_rows_is_refused(home, tmp_path):  # noqa: F811
-    from axolotl_unlearn.requests.ways.plan import plan
 
     settings = bound_home(home, tmp_path)
     cases = {
@@ -435,27 +434,7 @@ def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  
 # -- what a way costs -----------------------------------------------------------------------------
 
 
-def of_earlier_requests(made: Request) -> None:
-    """Those of a record are taken; one that is broken or of before has none and stops nothing."""
-    (base,) = {str(made.facts["base"])}
-    for name in ("a", "b", "c"):
-        before = {"model": base, "adapter": None}
-        folder = finished_request(made.folder.parent, name, before)
-        facts = json.loads((folder / "request.json").read_text())
-        write_json(folder / "request.json", facts | {"base": base})
-        write_json(folder / "work/stamps/retrain.json", {"key": "k", "seconds": 115.0})
-        if name != "c":
-            write_json(
-                folder / "way.json", {"way": "retrain", "base": None, "rows": {"trained": 20}}
-            )
-        record_write(folder)
-    (folder.parent / "b" / "record.json").write_text("{")
-    found = next(cost for cost in plan(made) if cost.way == "retrain")
-    assert found.by == "1 earlier training"
-    assert found.seconds == pytest.approx(15 + 100 * found.reads / 40, abs=0.1)
-
-
-def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
+def test_a_plan_counts_rows_and_writes_nothing(home, tmp_path):  # noqa: F811
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "all.jsonl", TRAIN[:18]))
     made = requested(home, tmp_path, **settings)
@@ -463,18 +442,10 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     found = answered("plan", made.folder)
     costs = {one["way"]: one for one in found["ways"]}
     assert found["auto"] == "retrain"
-    assert costs["retrain"]["seconds"] is None and costs["match"]["reads"] > 30
+    assert costs["retrain"]["reads"] == 30 and costs["match"]["reads"] > 30
     assert sorted(made.folder.rglob("*")) == before
-    log = home / "tuned" / "debug.log"  # as Axolotl leaves it beside the model
-    log.write_text("{'train_runtime': '20.5', 'epoch': '2'}")
-    again = next(cost for cost in plan(made) if cost.way == "retrain")
-    assert again.by == "1 earlier training" and 20 < again.seconds < 35.5
-    log.unlink()
     with pytest.raises(UnlearnError, match="use shards, retrain, match or auto"):
         running.take(made, "magic")
-    rows = (tmp_path / "all.jsonl").read_text()
     (tmp_path / "all.jsonl").write_text("{}\n")
     text = said("plan", made.folder).output
     assert "retrain   not open" in text and "auto      match" in text
-    (tmp_path / "all.jsonl").write_text(rows)
-    of_earlier_requests(made)

@@ -7,9 +7,7 @@ import importlib
 import logging
 import os
 import pkgutil
-import re
 import sys
-import textwrap
 import warnings
 
 import click
@@ -40,8 +38,6 @@ class LazyGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         module = importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}")
-        for command in (module.command, *getattr(module.command, "commands", {}).values()):
-            command.help = _narrow(command.help or "")
         return module.command
 
     def invoke(self, ctx: click.Context):
@@ -70,20 +66,6 @@ class LazyGroup(click.Group):
         click.echo(says, err=True)
         answer(error=says.partition("Error: ")[2])
         ctx.exit(code)
-
-
-def _narrow(text: str) -> str:
-    """A command's help in 80 columns: click leaves examples as they are, and wraps the rest."""
-    lines, example = [], False
-    for line in text.split("\n"):
-        example = "\b" in line or (example and bool(line.strip()))
-        end = " \\" if re.match(r" *(axolotl|lm_eval|mergekit|--)", line) else ""
-        indent = line[: len(line) - len(line.lstrip())] + "    "
-        parts = textwrap.wrap(
-            line, 76, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        lines.append(f"{end}\n".join(parts) if example and len(line) > 78 else line)
-    return "\n".join(lines)
 
 
 def quiet() -> None:

@@ -100,7 +100,7 @@ def command() -> None:
     of the training data from texts it never saw. All write JSON.
 
     \b
-    axolotl-unlearn attack relearn out/merged --control out/retrained --out out/eval
+    axolotl-unlearn attack relearn out/merged --control out/retrained
     """
 
 
@@ -132,7 +132,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
-    axolotl-unlearn attack relearn out/merged --control out/retrained --source forget
+    axolotl-unlearn attack relearn out/merged --source forget
     """
     from axolotl_unlearn.attacks.relearn import Training, chosen_rows, relearn_attack
 
@@ -213,7 +213,7 @@ def membership() -> None:
     An attack that cannot be made is named as not measured; then no model passes.
 
     \b
-    axolotl-unlearn attack membership out/merged --control out/retrained --out out/eval
+    axolotl-unlearn attack membership out/merged --control out/retrained
     """
 
 

@@ -30,7 +30,7 @@ def command(documents: Path, out: Path, **options: Any) -> None:
 
     \b
     axolotl-unlearn audit documents.jsonl --model http://localhost:8000/v1
-    axolotl-unlearn audit documents.jsonl --model model.gguf --held-out others.jsonl
+    axolotl-unlearn audit texts.jsonl --model model.gguf --held-out others.jsonl
     """
     from axolotl_unlearn.evaluation.known import audit_documents, shown
 

@@ -29,8 +29,7 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     The file holds prompts of the forget rows: it is as private as these.
 
     \b
-    Example:
-      axolotl-unlearn augment alternatives my.yml --model an/instruct-model --number 5
+    axolotl-unlearn augment alternatives my.yml --model an/instruct-model
     """
     from rich.progress import track
 

@@ -21,11 +21,10 @@ def command(rows: Path, out: Path) -> None:
     and `request` say whether a model can tell how the coins fell.
 
     \b
-    Example:
-      axolotl-unlearn canaries made-up.jsonl --out canaries
-      axolotl-unlearn eval original=out/tuned out/unlearned --canaries canaries/canaries.jsonl
-      axolotl-unlearn request new my.yml --rows canaries/train.jsonl --canaries \
-        canaries/canaries.jsonl --out requests/1
+    axolotl-unlearn canaries made-up.jsonl --out coins
+    axolotl-unlearn eval out/new --canaries coins/canaries.jsonl
+    axolotl-unlearn request new my.yml --rows coins/train.jsonl --out r/1 \\
+      --canaries coins/canaries.jsonl
     """
     from axolotl_unlearn.evaluation.canaries import draw
 

@@ -32,10 +32,8 @@ def command(config: Path, full: bool | None, show: int) -> None:
 
     CONFIG may be a recipe of mergekit: do its models fit together (base, shapes, tokenizer)?
 
-    \b
-    Exit code 0 if no fault was found, 2 if there is one.
-    `--quick`, the default, answers sooner, from config and rows alone. Axolotl's own program takes
-    `--full`.
+    Exit code 0 if no fault was found, 2 if there is one. `--quick`, the default, answers sooner,
+    from config and rows alone. Axolotl's own program takes `--full`.
     """
     from axolotl_unlearn.config.reading import read_config
 

@@ -43,9 +43,9 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
 
     \b
     Example:
-      axolotl-unlearn eval original=out/memorised out/over out/under out/merged --out out/eval
+      axolotl-unlearn eval original=out/memorised out/over out/under out/merged
       axolotl-unlearn report out/eval
-      axolotl-unlearn eval --compare merged over --out out/eval
+      axolotl-unlearn eval --compare merged over
     """
     if compare:
         if len(models) != 2:

@@ -44,8 +44,8 @@ def command(kind: str, out: Path | None, **given) -> None:
 
     \b
     Example:
-      axolotl-unlearn init --base-model out/finetuned --forget forget.jsonl --retain retain.jsonl
-      axolotl-unlearn init --kind request --base-model BASE --data rows.jsonl --out finetune.yml
+      axolotl-unlearn init --base-model MODEL --forget f.jsonl --retain r.jsonl
+      axolotl-unlearn init --kind request --base-model BASE --data rows.jsonl
     """
     out = out or Path("finetune.yml" if kind == "request" else "unlearn.yml")
     if out.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +11,6 @@ from axolotl_unlearn.cli._json import answer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.objectives import Objective
-
-_SIGNS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
 
 
 @click.command("methods")
@@ -74,20 +72,10 @@ def _headline(objective: Objective) -> None:
 
 
 def _whole(objective: Objective) -> None:
-    """The docstring without its first line, and each parameter with its type and range."""
+    """The docstring without its first line, and the block with all parameters."""
     text = (inspect.getdoc(objective.function) or "").partition("\n")[2].strip()
     click.echo(f"{text.replace('``', '')}\n" if text else f"Sees {objective.sees}.")
-    for key, parameter in objective.parameters.items():
-        click.echo(f"  {key}: {_kind(parameter.annotation)}, default {parameter.default}")
     given = [f"{key}: {p.default}" for key, p in objective.parameters.items()]
     block = ", ".join([f"objective: {objective.name}", *given])
     side = "retain" if objective.side == "retain" else "forget"
     click.echo(f"\nunlearn:\n  {side}: {{{block}}}")
-
-
-def _kind(annotation: Any) -> str:
-    """In words: ``Annotated[float, Gt(0)]`` -> float > 0."""
-    plain, *bounds = get_args(annotation) if hasattr(annotation, "__metadata__") else [annotation]
-    name = plain.__name__ if isinstance(plain, type) else str(plain).replace("typing.", "")
-    kinds = [(type(one).__name__, one) for one in bounds]
-    return " ".join([name, *(f"{_SIGNS[k]} {getattr(one, k.lower())}" for k, one in kinds)])

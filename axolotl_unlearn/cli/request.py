@@ -57,8 +57,8 @@ def command() -> None:
     """Delete rows of the training data from a fine-tuned model, with a record of it.
 
     \b
-    axolotl-unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
-    axolotl-unlearn request run requests/2026-001
+    axolotl-unlearn request new finetune.yml --where id=ada --out requests/1
+    axolotl-unlearn request run requests/1
     axolotl-unlearn request audit MODEL requests/  later: is anything back?
     """
 
@@ -133,10 +133,9 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     and `@-` from the standard input.
 
     \b
-    Example:
-      axolotl-unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
-      axolotl-unlearn request new finetune.yml --person @names.txt --out requests/2026-002
-      axolotl-unlearn request new finetune.yml --subjects week-48.jsonl --out requests/2026-w48
+    axolotl-unlearn request new finetune.yml --where id=ada --out requests/1
+    axolotl-unlearn request new finetune.yml --person @names.txt --out requests/2
+    axolotl-unlearn request new finetune.yml --subjects w.jsonl --out requests/3
     """
     _quietly()
     from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
@@ -156,7 +155,7 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     facts, offered = made.request.facts, made.offered
     said = {name: facts[name] for name in ("counts", "chosen", "limits")}
     said |= {"offered": offered.reasons, "hints": offered.hints, "fields": offered.fields}
-    said |= {"folder": out, "other_ledgers": made.other_ledgers}
+    said |= {"folder": out}
     return Answer(said, _made(out, made, options))
 
 
@@ -192,8 +191,6 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         yield f"{count} {kept} say {name}, too many to be offered (--contains takes them)."
     if offered.reasons:
         yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
-    for other in made.other_ledgers:
-        yield f"{out.parent} begins a new ledger; requests in {other} are not looked for after it."
     if options.subjects:
         yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
     yield from (f"Not claimed: {limit}." for limit in facts["limits"])
@@ -205,8 +202,8 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
 def plan(folder: Path):
     """Cost and what is shown, for each way that is open to the request in FOLDER.
 
-    The cost is the number of rows that are read, and the seconds of that where earlier trainings
-    tell; nothing is trained. `request run --way auto` takes the cheapest exact way, or `match`.
+    The cost is the number of rows that are read; nothing is trained. `request run --way auto` takes
+    the cheapest exact way, or `match`.
     """
     few_logs()
     from axolotl_unlearn.data.records import read_json_lines
@@ -218,7 +215,12 @@ def plan(folder: Path):
     request = Request.load(folder)
     costs, counts = ways.plan(request), request.facts["counts"]
     taken = ways.choose(costs)
-    said = [line for cost in costs for line in _cost(cost)]
+    said = [
+        f"{cost.way:8}  not open: {cost.closed}"
+        if cost.closed
+        else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
+        for cost in costs
+    ]
     member = request.path("eval-data", "member.jsonl")
     documents = len(read_json_lines(member)) if member.is_file() else 1
     if few := needed(documents, counts["judge"]):
@@ -228,14 +230,6 @@ def plan(folder: Path):
         said.append(f"{'':8}  {says}")
     facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
     return Answer(facts, [*said, f"auto      {taken}"])
-
-
-def _cost(cost: Any) -> Iterator[str]:
-    if cost.closed:
-        yield f"{cost.way:8}  not open: {cost.closed}"
-        return
-    time = "time unknown" if cost.seconds is None else f"{cost.seconds:.0f} s, by {cost.by}"
-    yield f"{cost.way:8}  {cost.reads:.0f} rows read ({time}); {cost.shows}"
 
 
 @command.command("run")

@@ -16,7 +16,8 @@ def command() -> None:
 
     \b
     axolotl-unlearn shards train finetune.yml --by customer_id --out shards
-    axolotl-unlearn request new finetune.yml --model shards/model --where customer_id=17 --out r/1
+    axolotl-unlearn request new finetune.yml --model shards/model \\
+      --where customer_id=17 --out r/1
     axolotl-unlearn request run r/1 --way shards
     """
 

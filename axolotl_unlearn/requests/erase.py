@@ -129,10 +129,8 @@ class Plan:
             ("named", named, "holds {} short texts (names, numbers)"),
             ("unread", dict.fromkeys(result.unreadable, 0), "look yourself"),
         ):
-            for path, counts in _by_folder(places).items():
-                line = says.format(max(counts))
-                line += f", in {len(counts)} files" if len(counts) > 1 else ""
-                yield f"{word:6}  {sized(size_of(path)):>9}  {line}: {shown(path)}"
+            for path, count in places.items():
+                yield f"{word:6}  {sized(size_of(path)):>9}  {says.format(count)}: {shown(path)}"
         said = (
             f"searched {result.files} files ({sized(result.searched_bytes)}) for "
             f"{counted(whole, 'window')} of eight words and "
@@ -153,19 +151,6 @@ def shown(path: Path) -> str:
     """Relative to the working folder where it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def _by_folder(files: Mapping[Path, int]) -> dict[Path, list[int]]:
-    """Files with their count; several of one folder of a cache of Hugging Face together."""
-    groups: dict[Path, list[Path]] = {}
-    for path in files:
-        cache = next((one for one in hub_cache() if one in path.parents), None)
-        place = cache / path.relative_to(cache).parts[0] if cache else path
-        groups.setdefault(place, []).append(path)
-    return {
-        place if len(paths) > 1 else paths[0]: [files[path] for path in paths]
-        for place, paths in groups.items()
-    }
 
 
 def size_of(path: Path) -> int:

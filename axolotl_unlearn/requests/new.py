@@ -31,7 +31,7 @@ from axolotl_unlearn.requests.choose import (
     shares,
     speaking,
 )
-from axolotl_unlearn.requests.ledger import LEDGER, Ledger, now
+from axolotl_unlearn.requests.ledger import Ledger, now
 from axolotl_unlearn.requests.pages import SUBJECTS
 from axolotl_unlearn.requests.request import (
     SCHEMA,
@@ -113,11 +113,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Made:
-    """A new request, what was offered beside it, and ledgers elsewhere that it does not know."""
+    """A new request, and what was offered beside it."""
 
     request: Request
     offered: Offered
-    other_ledgers: list[Path]
 
 
 def new_request(
@@ -234,11 +233,7 @@ def new_request(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
         raise
-    # Requests of folders near a new ledger are not looked for in what it makes.
-    near = set() if accepted else {out.absolute().parents[1], Path.cwd()}
-    ledgers = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
-    other = sorted(path for path in ledgers if not path.samefile(out.parent))
-    return Made(Request.load(out), offered, other)
+    return Made(Request.load(out), offered)
 
 
 def _new(out: Path, make: bool = False) -> None:

@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,14 +54,6 @@ def executable(name: str) -> str:
             code="requests.no-command",
         )
     return command
-
-
-def _left(marks: Sequence[tuple[float, float]], passes: float) -> str:
-    """How long a training still takes, of (seconds, passes done) seen so far: by its pace since the
-    first, for what comes before that is loading."""
-    (began, first), (now, done) = marks[0], marks[-1]
-    seconds = (now - began) / (done - first) * (passes - done) if done > first else None
-    return "" if seconds is None else f", about {seconds:.0f} s left"
 
 
 @dataclass
@@ -132,49 +124,35 @@ class Steps:
         # `torchrun` is looked for by Axolotl, also where no environment is activated.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with self.log(name) as file:
-            log = Path(file.name)
             print("$", *words, file=file, flush=True)
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
-                stdout=file,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=[self.lock],
                 preexec_fn=end_with_parent,
+                text=True,
+                errors="replace",
             )
-            ended = threading.Event()
-            told = (log, passes, lines, ended)
-            teller = threading.Thread(target=self._tell, args=told, daemon=True)
-            teller.start()
+            last, told = deque[str](maxlen=LOG_LINES), time.monotonic()
+            for line in process.stdout or ():
+                print(line, end="", file=file, flush=True)
+                if not _NOISE.search(line):
+                    last.append(line)
+                if lines and line.startswith(lines):
+                    self._say(line.rstrip())
+                elif time.monotonic() - told > SAY_SECONDS and (found := _EPOCH.search(line)):
+                    told = time.monotonic()
+                    self._say(f"pass {found[1]} of {passes:g}")
             process.wait()
-            ended.set()
-            teller.join()
         if process.returncode:
-            lines = log.read_text("utf-8", errors="replace").replace("\r", "\n").split("\n")
-            end = "\n".join([line for line in lines if not _NOISE.search(line)][-LOG_LINES:])
             raise UnlearnError(
-                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log {log} "
-                f"ends with:\n{end}",
+                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log "
+                f"{file.name} ends with:\n{''.join(last).rstrip()}",
                 code="requests.command-failed",
             )
-
-    def _tell(self, log: Path, passes: float, lines: str, ended: threading.Event) -> None:
-        """Lines that begin with ``lines``, how far a training is, and about how many seconds are
-        left, from its log."""
-        marks, told, over = [], 0, False
-        while not over:
-            over = ended.wait(1.0 if lines else SAY_SECONDS)
-            text = log.read_text(encoding="utf-8", errors="replace")
-            whole = text[: text.rfind("\n") + 1].splitlines() if lines else []
-            found = [line for line in whole if line.startswith(lines)]
-            for line in found[told:]:
-                self._say(line)
-            told, epochs = len(found), _EPOCH.findall(text)
-            epoch = float(epochs[-1]) if epochs else 0.0
-            if not over and (marks[-1][1] if marks else 0) < epoch <= passes:
-                marks.append((time.monotonic(), epoch))
-                self._say(f"pass {epoch:g} of {passes:g}{_left(marks, passes)}")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:
