@@ -103,21 +103,6 @@ def private_folder(path: Path | str) -> Path:
     return path
 
 
-def check_room(out: Path, needed: int) -> str:
-    """Raise where the disk has not so many bytes; return a line to print."""
-    from rich.filesize import decimal
-
-    folder = next(path for path in [out, *out.absolute().parents] if path.exists())
-    free = shutil.disk_usage(folder).free
-    says = f"{out} needs {decimal(needed)} of disk"
-    if needed > free:
-        raise UnlearnError(
-            f"{says} but {decimal(free)} are free: make room or choose another --out.",
-            code="files.no-room",
-        )
-    return f"{says} ({decimal(free)} free)"
-
-
 def declare(
     out: Path | str,
     path: Path | str,

@@ -119,7 +119,7 @@ def finished_request(
             "documents": [],
         },
     )
-    write_json(folder / "work" / "stamps" / "forget.json", {"key": "k", "seconds": 12.5})
+    write_json(folder / "work" / "stamps" / "forget.json", {"key": "k"})
     lines = []
     for document in documents:
         before_line = FIGURES | {"rank": 0.0, "extraction_strength": 1.0}

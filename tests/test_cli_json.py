@@ -99,7 +99,7 @@ CASES = {
     "methods": ("npo", "objectives"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
-    "request derived": ("{requests}/r1 {other}", "error"),
+    "request derived": ("{requests}/r1 {other}", "withdraw"),
     "request erase": ("{requests}/r1", "items"),
     "request export": ("{requests}/r1 --out {archive}", "due"),
     "request list": ("{requests}", "requests"),

@@ -167,7 +167,7 @@ def test_one_tokenizer_written_differently(project, form):
     assert check(recipe()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "index"])
+@pytest.mark.parametrize("damage", ["cut", "no-weights"])
 def test_damaged_weights_are_one_sentence(project, damage):
     from transformers import AutoModelForCausalLM
 
@@ -175,14 +175,11 @@ def test_damaged_weights_are_one_sentence(project, damage):
     model = AutoModelForCausalLM.from_pretrained(base)
     (base / "model.safetensors").unlink()
     model.save_pretrained(base, max_shard_size="60KB")
-    first, second, *_ = sorted(base.glob("*.safetensors"))
+    first = min(base.glob("*.safetensors"))
     if damage == "cut":
         first.write_bytes(first.read_bytes()[:-1000])
     else:
-        index = base / "model.safetensors.index.json"
-        files = json.loads(index.read_text())["weight_map"]
-        moved = next(name for name, file in files.items() if file == first.name)
-        edit_json(index, weight_map=files | {moved: second.name})
+        first.unlink()
     with fails(f"merging.{damage}"):
         _ = Model(base).tensors
     assert {one.code for one in check(recipe())} == {f"merging.{damage}"}
@@ -195,10 +192,6 @@ def test_a_tied_model_that_stores_its_head_is_the_same_model(tmp_path):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
     assert Model(tmp_path / "base").tensors.scan[0] == one
-    tensors["lm_head.weight"] *= 2
-    save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
-    with fails("merging.tied-head"):
-        _ = Model(tmp_path / "base").tensors
 
 
 def test_fingerprint_does_not_depend_on_the_files(tmp_path):

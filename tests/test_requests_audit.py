@@ -12,7 +12,6 @@ import eval_model
 import pytest
 from fault_codes import fails
 from requests_folder import (
-    adapter_folder,
     answered,
     finished_request,
     model_folder,
@@ -265,20 +264,3 @@ def test_few_held_out_rows_are_said_to_be_few():
     lines = [_line("r", str(i), NOW, None) for i in range(40)]
     assert "only in 160 documents or more at once; 1599 would" in Audit("m", lines, heldout=9).says
     assert "so few" not in Audit("m", lines[:1], heldout=39).says
-
-
-def test_the_base_is_called_the_base(tmp_path):
-    """It passed with "none is back", as if a model made of it had been tested."""
-    lines = [_line("r", "a", NOW, None)]
-    assert "base model of the requests" in Audit("m", lines, heldout=19, is_base=True).says
-    assert "base model" not in Audit("m", lines, heldout=19).says
-
-    base = (
-        eval_model.train_model(tmp_path / "base", rows_of(NAMES[:2]), steps=1) or tmp_path / "base"
-    )
-    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
-    folder = finished_request(tmp_path / "requests", "a", before)
-    write_lines(folder / "eval-data" / "forget.jsonl", rows_of(NAMES[2:4]))
-    write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
-    write(folder)
-    assert "base model of the requests" in run(base, folder.parent).output

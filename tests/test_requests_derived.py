@@ -1,4 +1,4 @@
-"""Models made of the one before a request: real adapters, merges and quantised copies."""
+"""Models made of the one before a request: real adapters and merges."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import time
 import pytest
 import torch
 import yaml
-from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, weights
+from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model
 from requests_folder import answered, finished_request, said
-from safetensors.torch import save_file
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.weights import record_base
@@ -45,8 +44,6 @@ def full(tmp_path_factory):
     shutil.copytree(old, models / "copy")
     tiny_adapter(models / "tuned-further", old)
     tiny_adapter(models / "of-the-base", base)
-    merged_copy(models / "tuned-further", old, models / "says-nothing-but-has-its-norms")
-    record_base(models / "says-nothing-but-has-its-norms", base, models / "of-the-base")
     recipe = {"merge_method": "linear", "dtype": "float32", "models": []}
     for part in (old, base):
         recipe["models"].append({"model": str(part), "parameters": {"weight": 0.5}})
@@ -54,14 +51,6 @@ def full(tmp_path_factory):
     run_mergekit("mergekit-yaml", home / "recipe.yml", models / "merge")
     tiny_adapter(models / "tuned-on-the-merge", models / "merge")
     (models / "eight-bits.gguf").write_bytes(b"GGUF")
-    eight = models / "quantised"
-    eight.mkdir()
-    shutil.copy(old / "config.json", eight)
-    packed = {
-        name: (one * 127).to(torch.int8) if one.ndim > 1 else one.bfloat16()
-        for name, one in weights(old).items()
-    }
-    save_file(packed, eight / "model.safetensors")
     shutil.copytree(folder / "model", models / "deployed")
     shutil.copytree(base, models / "base")
     return home
@@ -71,8 +60,6 @@ WITHDRAWN = {
     "copy": "its weights are those of one",
     "eight-bits.gguf": "look yourself: GGUF files are not read",
     "merge": "mergekit_config.yml names one",
-    "says-nothing-but-has-its-norms": "tensors are those of one",
-    "quantised": "tensors are those of one",  # norms in bfloat16
     "tuned-further": "adapter_config.json names one",
     "tuned-on-the-merge": "adapter_config.json names one",
 }
@@ -136,8 +123,8 @@ def bomb(folder, kind: str) -> None:
 
 
 BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe")
-#: A text is not parsed, so its depth costs nothing: it names no model.
-HARMLESS = {"aliases", "itself", "brackets"}
+#: A text or tensor is not parsed, so its depth costs nothing: it names no model.
+HARMLESS = {"aliases", "itself", "brackets", "header"}
 
 
 def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_path):

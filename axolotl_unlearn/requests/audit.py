@@ -52,7 +52,6 @@ class Audit:
         missing: Requests whose rows are gone, so that nobody can test them.
         ledger: What is to be said of the ledger: it may know of too few requests.
         unreadable: Requests whose record or folder is not as the ledger knows it -> why.
-        is_base: It is the base under the models of the requests.
         learned: ``{"auc", "p", ...}`` of the learned attack on all documents together, which needs
             20 texts of a side; then it is among the attacks on each.
     """
@@ -66,7 +65,6 @@ class Audit:
     unreadable: dict[str, str] = field(default_factory=dict)
     learned: dict[str, float] | None = None
     ledger: list[str] = field(default_factory=list)
-    is_base: bool = False
 
     @property
     def knows_nothing(self) -> bool:
@@ -141,11 +139,6 @@ class Audit:
         if self.knows_nothing:
             loss = f"(loss {self.heldout_loss:.1f}, a guess {self.chance:.1f})"
             yield f"The model is no better than a guess on held-out rows {loss}: this says nothing."
-        if self.is_base:
-            yield (
-                "This is the base model of the requests, which never saw the rows: of the models "
-                "made of it this says nothing."
-            )
         if self.unreadable:
             yield f"Not tested, they are not as recorded: {', '.join(self.unreadable)}."
         if self.missing:
@@ -176,7 +169,7 @@ def audit_requests(
     found = Audit(model, ledger=ledger.warnings())
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
-    settings, is_base = Settings(), False
+    settings = Settings()
     for entry in ledger.accepted():
         folder = ledger.folder / entry["request"]
         try:
@@ -186,9 +179,7 @@ def audit_requests(
         except (UnlearnError, OSError) as error:  # of this one it cannot be told, of others it can
             found.unreadable[folder.name] = str(error)
             continue
-        base = predicate["model"]["after"]["base"]
-        check_base(model, facts["base"], base)
-        is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
+        check_base(model, facts["base"], predicate["model"]["after"]["base"])
         if rows is None:
             if erased(ledger, folder, "eval-data/forget.jsonl"):
                 found.missing.append(folder.name)
@@ -210,7 +201,7 @@ def audit_requests(
         request, document = line["document"].split("/", 1)
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
-    return replace(found, lines=sorted(judged, key=_badness), is_base=is_base, **facts)
+    return replace(found, lines=sorted(judged, key=_badness), **facts)
 
 
 def _rows(folder: Path) -> EvaluationSets | None:

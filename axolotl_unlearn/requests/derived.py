@@ -1,18 +1,16 @@
 """Models that were made of one that has learned the deleted rows: they have to be withdrawn, too.
 
-A model below the given folders counts if its weights are those of such a model by digest; if one of
-its own files (adapter, merge and model config, model card) names such a model by path, name or
-digest; or if it has a tensor of one that neither the base nor the new model has, in float32,
-bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
+A model below the given folders counts if its weights are those of such a model by digest, or if one
+of its own files (adapter, merge and model config, model card) names such a model by path, name or
+digest. Of what was found the same is asked.
 
-Not found: a merge or quantised copy that names nothing and keeps no tensor; what lies elsewhere.
-GGUF files are not read: each is listed as not known, and so is a model that cannot be read within
-bounds (size, a pipe).
+Not found: a merge or quantised copy that names nothing; what lies elsewhere. GGUF files are not
+read: each is listed as not known, and so is a model that cannot be read within bounds (size, a
+pipe).
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_dig
 from axolotl_unlearn.requests.erase import size_of
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.
@@ -50,13 +48,12 @@ class Derived:
 
 @dataclass
 class _Known:
-    """What such a model is known by; ``tensors``: digests as float32."""
+    """What such a model is known by, and digests of models that never read the rows."""
 
     root: Path
     digests: set[str] = field(default_factory=set)
     paths: set[Path] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    tensors: set[str] = field(default_factory=set)
     clean: set[str] = field(default_factory=set)
 
     def says(self, text: str, near: Path) -> bool:
@@ -69,16 +66,13 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if digest in self.digests:
+        if self.digests & {digest, *_files(model)}:
             return "its weights are those of one"
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
             return f"it is the {model.name} of one"
-        for name, text in _said(model):
-            if self.says(text, model):
-                return f"{name} names one"
-        shared = sum(one in self.tensors for one in _tensors(model))
-        return f"{shared} of its tensors are those of one" if shared else ""
+        named = (name for name, text in _said(model) if self.says(text, model))
+        return f"{name} names one" if (name := next(named, "")) else ""
 
 
 def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
@@ -108,8 +102,8 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         for model in left:
             try:
                 said = known.why(model, digests[model])
-            except (UnlearnError, OSError, ValueError) as error:
-                said = f"{UNKNOWN}: {error if isinstance(error, UnlearnError) else 'damaged'}"
+            except (UnlearnError, OSError) as error:
+                said = f"{UNKNOWN}: {error}"
             if said:
                 new.append(Derived(model, said, size_of(model)))
         gone = {one.path for one in new}
@@ -146,10 +140,14 @@ def _known(request: Request) -> _Known:
             known.paths.add(place.resolve())
         else:
             known.names.add(source)
-    bases = [request.root / str(request.facts["base"]), request.path("model")]
-    safe = {digest for place in bases for digest in _tensors(place, rounded=True)}
-    known.tensors = {one for place in known.paths for one in _tensors(place, rounded=True)} - safe
+    clean = [request.root / str(request.facts["base"]), request.path("model")]
+    known.digests |= set().union(*map(_files, known.paths)).difference(*map(_files, clean))
     return known
+
+
+def _files(model: Path) -> set[str]:
+    """SHA-256 of each file of weights: a copy may have another config."""
+    return {one["sha256"] for one in weights(model).values()}
 
 
 def _digest(model: Path) -> str:
@@ -177,22 +175,3 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
             text = "".join(text.split("---")[1:2]) if text.startswith("---") else ""
         values = {"".join(one).strip() for form in forms(text) for one in _VALUE.findall(form)}
         yield from ((path.name, part) for one in values for part in {one, *one.split()})
-
-
-def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
-    """Digest of each tensor as float32.
-
-    Args:
-        rounded: Also as they would be in bfloat16 and float16.
-    """
-    import torch
-
-    from axolotl_unlearn.merging.weights import Tensors
-
-    kinds = (torch.float32, *((torch.bfloat16, torch.float16) if rounded else ()))
-    for file in sorted(model.glob("*.safetensors")):
-        opened = Tensors.of_file(file)
-        for one in map(opened.__getitem__, opened):
-            for kind in kinds if one.is_floating_point() and one.numel() > 1 else ():
-                array = one.to(kind).float().numpy()
-                yield hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()

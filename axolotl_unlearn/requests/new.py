@@ -18,7 +18,6 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import COIN, read_coins
-from axolotl_unlearn.files import check_room
 from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests.choose import (
@@ -66,9 +65,6 @@ LONG_ANSWER = 20
 RETAIN = 4000
 #: Retained rows that the teacher reads, if there are as many.
 LEAST_TAUGHT = 32
-#: What is free on disk has to hold this many models: teacher, model under work, result.
-MODELS = 3
-
 #: What the forgetting run may cost: nats a retained token and share of the retained rows; and its
 #: share of the fine-tuning's learning rate.
 LOST, SAID, RATE = 0.1, 0.05, 0.5
@@ -143,8 +139,6 @@ def new_request(
     ledger = Ledger(out.parent)
     accepted = ledger.accepted()
     before = model_before(config, config_path, out.parent, options.model)
-    folder = Path(before["adapter"] or before["model"])
-    check_room(out, MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     trained = trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout]
     whose = shares(options.subjects, every)

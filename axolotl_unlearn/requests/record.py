@@ -286,8 +286,6 @@ def _predicate(
     )
     way = request.way | (read_json(folder / PROOF) or {})
     way = {name: value for name, value in way.items() if name not in ("base", "shards")}
-    stamps = sorted((folder / "work" / "stamps").glob("*.json"))
-    seconds = {path.stem: read_json(path).get("seconds") for path in stamps}
     tested = request.rows("tested")
     tries = _tries(ledger, ledger.keyed_file(request.rows("forget")))
     parts = ("request", "time", "outcome", "way", "seed", "options")
@@ -328,7 +326,6 @@ def _predicate(
             *(LIMITS if request.matched else LIMITS[1:]),
             *without_names(verdict.get("limits") or facts.get("limits", [])),
         ],
-        "seconds": {name: value for name, value in seconds.items() if value is not None},
         "erased": None,
         "told": [],
     }

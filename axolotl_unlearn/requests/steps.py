@@ -103,9 +103,8 @@ class Steps:
         self._say("started" + again * bool(stamp and not stamp["key"]))
         began = time.monotonic()
         yield True
-        seconds = round(time.monotonic() - began, 1)
-        self._say(f"done ({seconds:.0f} s)")
-        stamps.put(name, {"key": self.key, "seconds": seconds})
+        self._say(f"done ({time.monotonic() - began:.0f} s)")
+        stamps.put(name, {"key": self.key})
 
     def command(
         self, name: str, words: Sequence[str], passes: float = 0.0, lines: str = ""

@@ -165,7 +165,7 @@ class Chat(World):
             command(done, "run", folder, "--accept", "a study")
         command(done, "verify", folder)
         record = read(folder)["predicate"]
-        made = {part: record[part] for part in ("verdict", "attacks", "seconds") if part in record}
+        made = {part: record[part] for part in ("verdict", "attacks") if part in record}
         made |= {"training": spent, "rows": record["request"]["counts"], "commands": done}
         return made | {"answers": self.answers(request.newest)}
 
