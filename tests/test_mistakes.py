@@ -7,6 +7,8 @@ import inspect
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,6 +251,32 @@ def test_a_mistake_on_the_command_line(world, monkeypatch, line):
     done = CliRunner().invoke(unlearn, line.split())
     assert done.exit_code == 2 and COMMANDS[line] in done.output, done.output
     assert "Traceback" not in done.output and "please report" not in done.output
+
+
+#: Answered within five seconds: no heavy library loads for them.
+QUICK = [
+    "eval nowhere",
+    "eval empty",
+    "audit nowhere.jsonl --model model",
+    "audit forget.jsonl --model nowhere",
+    "check nowhere.yml",
+    "request new nowhere.yml --person Bo --out request",
+    "request run nowhere",
+    "report nowhere",
+    "init --base-model model --forget no.jsonl --retain no.jsonl",
+]
+
+
+def test_a_mistake_is_answered_before_heavy_libraries_load(world):
+    script = (
+        "import sys; from click.testing import CliRunner; from axolotl_unlearn.cli import unlearn\n"
+        f"for line in {QUICK}:\n"
+        "    assert CliRunner().invoke(unlearn, line.split()).exit_code == 2, line\n"
+        "    heavy = {'torch', 'transformers', 'axolotl', 'datasets'} & sys.modules.keys()\n"
+        "    assert not heavy, (line, heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=world, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("side", ["forget", "memorise"])

@@ -52,13 +52,16 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
             raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
         _show_difference(*models, options["data_dir"], options["out_dir"])
         return
+    from axolotl_unlearn.models import parse_models
+
+    specs = parse_models(models)  # a name that is wrong is said before heavy libraries load
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import reasons, table
 
     data = options.pop("data_dir")
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
-    if not evaluate(list(models), data, asked):
+    if not evaluate(specs, data, asked):
         return  # not the main process of several
     out = options["out_dir"]
     answer(file=out / "results.json", **read_json(out / "results.json"))
