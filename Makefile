@@ -88,7 +88,7 @@ out/merged/model.safetensors: mergekit_configs/ties.yml out/over/merged/model.sa
 	@$(STEP) merge mergekit-yaml mergekit_configs/ties.yml out/merged
 
 out/eval/report.html: out/deletion/demo/record.json out/merged/model.safetensors out/retrained/model.safetensors
-	@$(STEP) score axolotl-unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --out out/eval
+	@$(STEP) score axolotl-unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --with-text --out out/eval
 	@axolotl-unlearn report out/eval
 
 reproduce: setup  ## the paper's story over fresh seeds, tiny model (OUT=dir, ARGS="--seeds 511 512")

@@ -255,6 +255,12 @@ def _looks_like_path(name: str) -> bool:
 
 def weights_digest(spec: ModelSpec) -> str:
     """SHA-256 over weights, configs and tokenizer of a model."""
+    if spec.served:
+        raise UnlearnError(
+            f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
+            "here, or ask the server with `axolotl-unlearn audit`.",
+            code="models.server",
+        )
     total = hashlib.sha256()
     for folder in spec.folders:
         if not folder.is_dir():
@@ -282,12 +288,6 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     """The model's tokenizer; the adapter's own where the base has none, or has fewer tokens."""
     from transformers import AutoTokenizer
 
-    if spec.served:
-        raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
-            "(`axolotl-unlearn eval` alone asks servers).",
-            code="models.server",
-        )
     check_tokenizer(spec)
     load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]

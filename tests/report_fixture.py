@@ -133,7 +133,6 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
             model["distance"] = _distance(model, target)
     return {
         "schema": 2,
-        "label": "Made-up numbers: a fixture of the tests, not a measurement.",
         "data_dir": "out/demo/data",
         "created": "2026-11-21T08:00:00+00:00",
         "versions": {"axolotl_unlearn": "0.1.0", "torch": "0.0"},
@@ -181,27 +180,6 @@ def _distance(model: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
         gap = ends[0] - ends[1]
         found[side] = {"value": gap, "interval": [gap - 0.005, gap + 0.005], "p": 0.5}
     return found
-
-
-def make_attacks() -> list[dict[str, Any]]:
-    return [
-        {
-            "attack": "relearn on 10 forget rows",
-            "model": name,
-            "metric": "forget knowledge recovered (lower is better)",
-            "x_label": "step",
-            "points": [
-                {
-                    "x": x,
-                    "y": top * (1 - math.exp(-x / 20)),
-                    "low": top * (1 - math.exp(-x / 20)) * 0.8,
-                    "high": min(1, top * (1 - math.exp(-x / 20)) * 1.2),
-                }
-                for x in range(0, 101, 10)
-            ],
-        }
-        for name, top in (("merged", 0.7), ("over", 0.5), ("retrained", 0.3))
-    ]
 
 
 def make_many(count: int) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def run(*arguments):
     return CliRunner().invoke(unlearn, ["attack", *map(str, arguments)])
 
 
-def test_command_line_from_model_to_curves(lab, tmp_path):
+def test_command_line_from_model_to_file(lab, tmp_path):
     common = ["--data", lab.data, "--out", tmp_path, "--max-new-tokens", 16]
     result = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
     assert result.exit_code == 0, result.output
@@ -155,9 +155,6 @@ def test_command_line_from_model_to_curves(lab, tmp_path):
     assert abs(int8["gain"]["probability"]["value"]) < 0.05
     assert int4["gain"]["probability"]["value"] < int8["gain"]["probability"]["value"] + 0.01
     assert plain["n"] == 16 and plain["documents"] == 8
-    curves = report["curves"]
-    assert [p["x"] for p in curves[0]["points"]] == [4, 8, 16]
-    assert {"attack", "model", "metric", "x_label", "points"} == set(curves[0])
 
     # The second run reads what is stored: it does not even need the weights again.
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}

@@ -107,14 +107,11 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "relearn-forget-unlearned.json").read_text())
     start, _, end = report["rows"]
-    assert [row["x"] for row in report["rows"]] == [0, 4, 12]
+    assert [row["variant"] for row in report["rows"]] == ["0 steps", "4 steps", "12 steps"]
     assert start["n"] == 10 and report["training_rows"] == 6
     assert end["probability"]["value"] > start["probability"]["value"]
     assert end["above_control"]["probability"]["value"] > 0
     assert start["control"]["probability"]["value"] < 0.5
-    curves = report["curves"]
-    assert {c["model"] for c in curves} == {"unlearned", "control"}
-    assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 
 
 @pytest.mark.parametrize("source", ["retain", "own"])
@@ -144,7 +141,7 @@ def test_resumed_run_equals_a_whole_one(lab, tmp_path):
     def attack(path, steps):
         return relearn_attack(
             subject, Store(path), retain, forget, source="retain", steps=steps, how=how
-        )[0]["rows"]
+        )["rows"]
 
     whole = attack(tmp_path / "whole", [2, 4])
     first = attack(tmp_path / "parts", [2])

@@ -64,11 +64,7 @@ def test_same_tokens_as_one_prompt_at_a_time(model, batch_size):
     lengths = {len(row) for row in expected}
     assert len(lengths) > 2 and 40 in lengths, "stopping and endless rows"
     found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=40, batch_size=batch_size)
-    assert [g.text for g in found] == Words().batch_decode(expected)
-    assert [g.tokens for g in found] == [len(row) for row in expected]
-    end = model.generation_config.eos_token_id
-    assert [g.stopped for g in found] == [row[-1] == end for row in expected]
-    assert {g.stopped for g in found} == {True, False}
+    assert found == Words().batch_decode(expected)
 
 
 def test_a_repetition_penalty_of_the_model_is_honoured(model):
@@ -79,9 +75,9 @@ def test_a_repetition_penalty_of_the_model_is_honoured(model):
         found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=12, batch_size=4)
     finally:
         model.generation_config.repetition_penalty = None
-    assert [g.text for g in found] == Words().batch_decode(expected)
+    assert found == Words().batch_decode(expected)
     plain = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=12)
-    assert [g.text for g in plain] != [g.text for g in found]
+    assert plain != found
 
 
 def test_several_stop_tokens(model):
@@ -94,7 +90,7 @@ def test_several_stop_tokens(model):
         found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=20)
     finally:
         model.generation_config.eos_token_id = end
-    assert [g.tokens for g in found] == [len(row) for row in expected]
+    assert found == Words().batch_decode(expected)
     assert any(row[-1] == other for row in expected)
 
 

@@ -34,7 +34,7 @@ def test_everything_is_found(folder):
     assert len(sets.forget) == len(sets.retain) == 42
     assert len(sets.member) == len(sets.nonmember) == 21
     assert len(sets.utility) == 8 and sets.utility_source == "general"
-    assert sets.notes == [] and not sets.synthetic
+    assert sets.notes == []
 
 
 def test_rows_and_documents_are_interleaved(folder):
@@ -169,17 +169,3 @@ def test_no_utility_is_a_note_with_the_cure(folder):
     (folder / "general.jsonl").unlink()
     sets = load_sets(folder)
     assert sets.utility == [] and "general.jsonl" in sets.notes[0]
-
-
-def test_only_the_embedded_data_count_as_made_up(folder):
-    """Neither a manifest of another forget file, nor one that does not say so (demo-real's)."""
-    import hashlib
-
-    def synthetic(**manifest) -> bool:
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        return load_sets(folder).synthetic
-
-    digest = hashlib.sha256((folder / "forget.jsonl").read_bytes()).hexdigest()
-    assert not synthetic(synthetic=True, files={"forget": {"sha256": "0" * 64}})
-    assert not synthetic(files={"forget": {"sha256": digest}})
-    assert synthetic(synthetic=True, files={"forget": {"sha256": digest}})

@@ -289,7 +289,7 @@ def test_ledgers(content, raw, junk):
 
 # --- the command line ----------------------------------------------------------------------------
 
-COMMANDS = ("check", "init", "eval --compare", "report", "methods",
+COMMANDS = ("check", "init", "eval", "report", "methods",
             "request list", "request erase", "request verify")  # fmt: skip
 WORD = st.sampled_from(
     ["", "-", "--", "--help", "--out", "--data", "nowhere", ".", "file.json", "file.yml", "--yes",

@@ -11,7 +11,7 @@ import eval_model
 import pytest
 from click.testing import CliRunner
 from fault_codes import fails
-from test_eval_served import TESTS, serving
+from test_eval_served import TESTS, serving, vllm
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
@@ -112,13 +112,32 @@ def test_questions_are_asked_through_the_chat_template(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_with_log_probs_says_what_the_weights_say(home, tmp_path):
+@pytest.mark.parametrize("kind", ["ours", "vllm", "transformers serve"])
+def test_a_server_says_what_the_weights_say(home, tmp_path, kind):
+    """Also where it is busy at first; what transformers serves has no log-probs of a prompt."""
     words = ("--held-out", home / "heldout.jsonl", "--out", tmp_path / "a.json")
-    with serving(str(TESTS / "logprob_server.py"), str(home / "model"), "PORT") as url:
+    model = str(home / "model")
+    if kind == "vllm":
+        rows = [{"input": item.prompt, "output": item.rest.strip()}
+                for item in read_items(home / "read.jsonl")]  # fmt: skip
+        model = str(tmp_path / "model")
+        server = vllm(eval_model.train_model(tmp_path / "model", rows, steps=150, hidden=128))
+    elif kind == "ours":
+        server = serving(str(TESTS / "logprob_server.py"), model, "PORT", "2")
+    else:
+        from transformers.utils import is_serve_available
+
+        if not is_serve_available():
+            pytest.skip("`transformers serve` needs the package openai, which Axolotl 0.19 lacks")
+        given = ("--host", "127.0.0.1", "--port", "PORT", "--device", "cpu", "--dtype", "float32")
+        server = serving("-m", "transformers.cli.transformers", "serve", model, *given)
+    with server as url:
+        url += f"#{model}" if kind == "transformers serve" else ""
         found = audit(home / "documents.jsonl", "--model", url, *words)
-    check(found, recognised=True)
-    local = audit(home / "documents.jsonl", "--model", home / "model", *words)
+    check(found, recognised=kind != "transformers serve")
+    local = audit(home / "documents.jsonl", "--model", model, *words)
     same = ("document", "reading", "said", "words", "tokens")
+    same = same if kind != "transformers serve" else ("document", "said", "words")
     ours, theirs = (
         [{key: one[key] for key in same} for one in f["documents"]] for f in (local, found)
     )

@@ -145,14 +145,14 @@ def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path)
     from axolotl_unlearn.evaluation.sets import EvaluationSets
     from axolotl_unlearn.evaluation.summary import add_learned
 
-    known, first, second = (side.tolist() for side in features)
+    known, first, second = ([{"features": one} for one in side.tolist()] for side in features)
     member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
     sets = EvaluationSets(tmp_path, [], [], member, nonmember)
     measured = {
-        "kept": Measured(features=known + first),
-        "original": Measured(features=known + first),
-        "clean": Measured(features=second + first),
-        "other": Measured(features=second + first),
+        "kept": Measured(member=known, nonmember=first),
+        "original": Measured(member=known, nonmember=first),
+        "clean": Measured(member=second, nonmember=first),
+        "other": Measured(member=second, nonmember=first),
     }
     role = "candidate" if against == "chance" else against
     results = [
@@ -167,7 +167,7 @@ def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path)
     assert by_name["kept"]["against"] == ("chance" if against == "chance" else "other")
     assert by_name["clean"]["p"] > 0.05
     assert (by_name["other"] is None) == (against != "chance")
-    measured["kept"].features = []
+    measured["kept"].member = []
     del results[0]["learned"]
     add_learned(results[:1], measured, sets)
     assert "learned" not in results[0]
@@ -185,7 +185,8 @@ def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
     known, first, _ = (side.tolist() for side in features)
     member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
     sets = EvaluationSets(tmp_path, [], [], member, nonmember)
-    found = summary.learned(Measured(features=known + first), sets)
+    each = ([{"features": one} for one in side] for side in (known, first))
+    found = summary.learned(Measured(member=next(each), nonmember=next(each)), sets)
     by_hand = learned_attack(known[::3], first[::3], [f"m{i}" for i in range(0, 60, 3)])
     assert found.auc == by_hand.auc and found.p == by_hand.p
     told = summary.told_by_learned(found, sets)

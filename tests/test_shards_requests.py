@@ -91,7 +91,7 @@ def answers(source: Path | str) -> dict[str, str]:
     asked = [row["messages"][0]["content"] for row in [*PEOPLE, *COMMON]]
     prompts = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in asked]
     said = generate_greedily(model, tokenizer, prompts, max_new_tokens=12)
-    return {q: one.text.split("<|im_end|>")[0] for q, one in zip(asked, said, strict=True)}
+    return {q: one.split("<|im_end|>")[0] for q, one in zip(asked, said, strict=True)}
 
 
 TRUE = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in [*PEOPLE, *COMMON]}

@@ -6,5 +6,5 @@ relearn   a little fine-tuning, against a model never trained on the forget set
 prompt    answer prefixes, paraphrases, examples in the context
 registry  attacks that ask whether a text was learned, a file each in ``membership``
 members   those that are asked for, judged, and their file
-results   files, tables and curves of the others
+results   files and tables of the others
 """

@@ -110,8 +110,8 @@ def score_probes(
     logps = continuation_logps(model, tokenizer, pairs, options=DataArgs(join=""))
     told = None if on_batch is None else lambda numbers, _: on_batch(len(numbers))
     options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "on_batch": told}
-    generations = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)
-    texts = [g.text if until is None else g.text.strip().split(until)[0] for g in generations]
+    said = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)
+    texts = [text if until is None else text.strip().split(until)[0] for text in said]
     return Scores(
         ids=[probe.id for probe in probes],
         documents=[probe.document for probe in probes],

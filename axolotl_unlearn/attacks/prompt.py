@@ -122,13 +122,9 @@ def prompt_attack(
     paraphrases: Mapping[str, str] | None = None,
     control: AttackTarget | None = None,
     seed: int = 0,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Recall of the forget rows under each variant, against the plain prompt of the same rows.
-
-    Returns:
-        The result with ``skipped`` (variant to reason), and curves over the share of the answer
-        given and over the number of examples.
-    """
+) -> dict[str, Any]:
+    """Recall of the forget rows under each variant, against the plain prompt of the same rows;
+    ``skipped``: variant to reason."""
     if unknown := sorted(set(variants) - set(VARIANTS)):
         raise UnlearnError(
             f"there is no prompt variant {unknown[0]!r}; choose among {', '.join(VARIANTS)}.",
@@ -160,37 +156,27 @@ def prompt_attack(
     tokenizer = load_tokenizer(subject.spec)
     said = [replace(p, prompt=f"{p.prompt}{join}{AFFIRMATIVE}") for p in plain]
     worded = [replace(p, prompt=paraphrases[p.id]) for p in plain if p.id in (paraphrases or {})]
-    # Variant -> name of each way, its place on the curve and its probes.
+    # Variant -> name of each way and its probes.
     ways = {
-        "affirmative": [("affirmative", 0, said)],
-        "prefix": [(f"prefix {s:.0%}", s, prefix_probes(plain, tokenizer, s)) for s in prefixes],
-        "paraphrase": [("paraphrase", 0, worded)],
-        "examples": [
-            (f"examples {n}", n, example_probes(plain, tasks, retain, n, seed, join))
-            for n in examples
-        ],
-        "document": [
-            ("document", 0, document_probes(plain, records, max(examples, default=4), join))
-        ],
+        "affirmative": {"affirmative": said},
+        "prefix": {f"prefix {s:.0%}": prefix_probes(plain, tokenizer, s) for s in prefixes},
+        "paraphrase": {"paraphrase": worded},
+        "examples": {
+            f"examples {n}": example_probes(plain, tasks, retain, n, seed, join) for n in examples
+        },
+        "document": {"document": document_probes(plain, records, max(examples, default=4), join)},
     }
-    chosen = [("plain", 0, plain), *(way for v in VARIANTS if v in variants for way in ways[v])]
-    asked = [way for way in chosen if way[2]]
-    skipped = {
-        name: "no row of the forget set can be asked this way" for name, _, p in chosen if not p
-    }
+    chosen = {"plain": plain}
+    for variant in VARIANTS:
+        chosen |= ways[variant] if variant in variants else {}
+    asked = {name: some for name, some in chosen.items() if some}
+    none = "no row of the forget set can be asked this way"
+    skipped = {name: none for name in chosen if name not in asked}
     if "paraphrase" in skipped and not paraphrases:
         skipped["paraphrase"] = f"no row has a field {' or '.join(PARAPHRASES)}"
     ours, theirs = (
-        [scores(of, name, probes) if of else None for name, _, probes in asked]
+        {name: scores(of, name, some) for name, some in asked.items()} if of else {}
         for of in (subject, control)
     )
-    rows = [
-        figures_row(name, x, one, ours[0], other)
-        for (name, x, _), one, other in zip(asked, ours, theirs, strict=True)
-    ]
-    drawn = {}
-    for kind, x_label in (("prefix", "share of the answer given"), ("examples", "examples shown")):
-        some = [row for row in rows if row["variant"].startswith((kind, "plain"))]
-        if len(some) > 1:
-            drawn[f"prompt, {kind}", x_label] = some
-    return result_of("prompt", "Prompting", subject, control, rows, drawn, skipped=skipped)
+    rows = [figures_row(n, one, ours["plain"], theirs.get(n)) for n, one in ours.items()]
+    return result_of("prompt", "Prompting", subject, control, rows, skipped=skipped)

@@ -26,8 +26,7 @@ from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
-BITS = {"int8": 8, "int4": 4, "nf4": 4}
-SCHEMES = tuple(BITS)
+SCHEMES = ("int8", "int4", "nf4")
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -113,15 +112,11 @@ def quantise_attack(
     subject: AttackTarget,
     store: Store,
     *,
-    schemes: Sequence[str] = ("int8", "int4", "nf4"),
+    schemes: Sequence[str] = SCHEMES,
     group: int = 64,
     control: AttackTarget | None = None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Recall of the forget rows at full precision and after each scheme.
-
-    Returns:
-        The result, and curves over bits a weight.
-    """
+) -> dict[str, Any]:
+    """Recall of the forget rows at full precision and after each scheme."""
     _check(schemes, group)
     probes = plain_probes(subject.records, join=subject.join)
 
@@ -142,10 +137,5 @@ def quantise_attack(
         name = f"{scheme}, groups of {group}" if scheme else "not quantised"
         name = "int8" if scheme == "int8" else name
         theirs = scores(control, scheme) if control else None
-        rows.append(
-            figures_row(name, BITS.get(scheme, 16), scores(subject, scheme), before, theirs)
-        )
-    # One point for each number of bits: of the 4-bit schemes the first one asked for.
-    points = {row["x"]: row for row in reversed(rows)}
-    drawn = {("quantise", "bits a weight (16: not quantised)"): [points[x] for x in sorted(points)]}
-    return result_of("quantise", "Quantisation", subject, control, rows, drawn, group=group)
+        rows.append(figures_row(name, scores(subject, scheme), before, theirs))
+    return result_of("quantise", "Quantisation", subject, control, rows, group=group)

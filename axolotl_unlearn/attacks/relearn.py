@@ -16,14 +16,8 @@ from typing import Any
 
 import torch
 
-from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
-from axolotl_unlearn.attacks.results import (
-    curve,
-    figures_row,
-    result_of,
-    rows_digest,
-    scores_key,
-)
+from axolotl_unlearn.attacks.probes import Scores, plain_probes
+from axolotl_unlearn.attacks.results import figures_row, result_of, rows_digest, scores_key
 from axolotl_unlearn.attacks.target import AttackTarget, collate, limited, read_side
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
@@ -180,15 +174,12 @@ def relearn_attack(
     steps: Sequence[int] = STEPS,
     how: Training | None = None,
     control: AttackTarget | None = None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> dict[str, Any]:
     """Recall of forget rows after each number of training steps.
 
     Args:
         training_rows, asked: No row may be both.
         source: What the rows are called in the result, e.g. "forget" or "retain".
-
-    Returns:
-        The result, and recovery curves of model and control.
     """
     how = how or Training()
     trained = {(record.input, record.output) for record in training_rows}
@@ -207,14 +198,8 @@ def relearn_attack(
         for one in (subject, control)
     )
     rows = [
-        figures_row(f"{stop} steps", stop, one, ours[0], theirs.get(stop))
-        for stop, one in ours.items()
+        figures_row(f"{stop} steps", one, ours[0], theirs.get(stop)) for stop, one in ours.items()
     ]
-    attack = f"relearn on {len(training_rows)} {source} rows"
     facts = {"source": source, "training_rows": len(training_rows), "training": vars(how)}
-    title, drawn = attack.replace("relearn", "Relearning"), {(attack, "step"): rows}
-    result, curves = result_of("relearn", title, subject, control, rows, drawn, **facts)
-    if control:
-        control_rows = [{"x": stop, **one.figures()} for stop, one in theirs.items()]
-        curves += [curve(attack, control.name, "step", control_rows, m) for m in MEASURES]
-    return result, curves
+    title = f"Relearning on {len(training_rows)} {source} rows"
+    return result_of("relearn", title, subject, control, rows, **facts)

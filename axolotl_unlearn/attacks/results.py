@@ -1,8 +1,8 @@
-"""What attacks write: one JSON file each, resumable, and the curves the report draws."""
+"""What attacks write: one JSON file each, resumable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,12 @@ def rows_digest(records: Sequence[Record]) -> str:
 
 
 def figures_row(
-    variant: str, x: float, scores: Scores, before: Scores, control: Scores | None = None
+    variant: str, scores: Scores, before: Scores, control: Scores | None = None
 ) -> dict[str, Any]:
-    """One line of an attack's result: at ``x`` of the curve, beside the same probes ``before`` the
-    attack and the same attack on the ``control``."""
+    """One line of an attack's result, beside the same probes ``before`` the attack and the same
+    attack on the ``control``."""
     row = {
         "variant": variant,
-        "x": x,
         **scores.figures(),
         "before": before.only(scores.ids).figures(),
         "gain": scores.minus(before),
@@ -56,55 +55,29 @@ def figures_row(
     return row
 
 
-def curve(
-    attack: str, model: str, x_label: str, rows: Iterable[Mapping[str, Any]], measure: str
-) -> dict[str, Any]:
-    """A curve for the report's page."""
-    name = {"recalled": "forget text recalled", "probability": "probability of the forget answers"}
-    points = [(row["x"], row[measure]) for row in rows]
-    return {
-        "attack": attack,
-        "model": model,
-        "metric": f"{name[measure]} (lower is better)",
-        "x_label": x_label,
-        "points": [
-            {"x": x, "y": f["value"], "low": f["low"], "high": f["high"]} for x, f in points
-        ],
-    }
-
-
 def result_of(
     attack: str,
     title: str,
     subject: AttackTarget,
     control: AttackTarget | None,
     rows: Sequence[Mapping[str, Any]],
-    drawn: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
     **more: Any,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What an attack's file holds, and curves of its measures through the rows that are ``drawn``,
-    by name and label of the axis."""
+) -> dict[str, Any]:
+    """What an attack's file holds."""
     names = {"model": subject.name, "control": control.name if control else None}
     names |= bound_to(subject.spec, control.spec if control else None)
-    curves = [
-        curve(name, subject.name, x_label, some, measure)
-        for (name, x_label), some in drawn.items()
-        for measure in MEASURES
-    ]
-    return {"attack": attack, "title": title, **names, "rows": list(rows), **more}, curves
+    return {"attack": attack, "title": title, **names, "rows": list(rows), **more}
 
 
-def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
+def save(out: Path, result: Mapping[str, Any]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
-    source), with the curves that the report draws and digests of the forget file."""
+    source), with digests of the forget file."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
     path = out / f"{name}-{safe_name(result['model'])}.json"
     bound = {"data": data_digests(result["data_dir"], ("forget",))} if "data_dir" in result else {}
-    return write_json(
-        path, {"schema": SCHEMA, **bound, **result, "curves": list(curves)}, private=True
-    )
+    return write_json(path, {"schema": SCHEMA, **bound, **result}, private=True)
 
 
 def safe_name(name: str) -> str:

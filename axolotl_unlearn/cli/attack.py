@@ -83,10 +83,10 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
     return path, *subjects, store
 
 
-def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
+def _finish(out: Path, data_dir: Path, result: dict) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
-    path = save(out, {**result, "data_dir": str(data_dir)}, curves)
+    path = save(out, {**result, "data_dir": str(data_dir)})
     answer(file=path, says=sentence(result), **result)
     show(table(result), sentence(result), f"Written: {path}")
 
@@ -113,7 +113,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
     from axolotl_unlearn.attacks.quantise import quantise_attack
 
     _, subject, control, store = _subjects(data_dir, out, options, limit)
-    _finish(out, data_dir, *quantise_attack(subject, store, control=control, **options))
+    _finish(out, data_dir, quantise_attack(subject, store, control=control, **options))
 
 
 @command.command()
@@ -140,7 +140,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
     steps, batch, rank = (options.pop(name) for name in ("steps", "train_batch", "lora_rank"))
     how = {"steps": steps, "how": Training(lr, batch, rank, options["seed"])}
     rows = chosen_rows(source, subject.records, data_dir, **options)
-    _finish(out, data_dir, *relearn_attack(subject, store, **rows, **how, control=control))
+    _finish(out, data_dir, relearn_attack(subject, store, **rows, **how, control=control))
 
 
 @command.command()
@@ -157,8 +157,8 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     path, subject, control, store = _subjects(data_dir, out, options, limit)
     retain = read_side(data_dir, "retain")[1] if "examples" in options["variants"] else []
     others = {"retain": retain, "paraphrases": read_paraphrases(path), "control": control}
-    result, curves = prompt_attack(subject, store, **others, **options)
-    _finish(out, data_dir, result, curves)
+    result = prompt_attack(subject, store, **others, **options)
+    _finish(out, data_dir, result)
     show(*(f"Not asked: {name} ({why})." for name, why in result["skipped"].items()))
 
 
@@ -198,7 +198,7 @@ def _members(function: Callable) -> click.Command:
                 code="attack.no-model",
             )
         for file in attack_models(models, some, kind=kind, **options):
-            path = save(out, file, ())
+            path = save(out, file)
             answer(file=path, **file)
             show(*said(file), f"Written: {path}")
 

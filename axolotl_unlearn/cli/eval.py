@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from axolotl_unlearn.cli._json import answer, read_json
 from axolotl_unlearn.cli._options import FILE, PATH, say, show
-from axolotl_unlearn.errors import UnlearnError
 
 BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 
@@ -17,7 +14,6 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.argument("models", nargs=-1, required=True)
 @click.option("--data", "data_dir", type=PATH, help="[examples/demo]")
 @click.option("--out", "out_dir", type=PATH, default="out/eval")
-@click.option("--compare", is_flag=True, help="Only the difference of two MODELS that OUT holds.")
 @click.option("--original", help="Which model is the one before unlearning [original, memorised].")
 @click.option("--batch-size", default=64)
 @click.option("--limit", type=int, help="Only so many rows, documents, questions, to try out.")
@@ -34,7 +30,7 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.option("--store", type=PATH, help="Measurements of several evaluations.  [OUT/cache]")
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool, **options) -> None:
+def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> None:
     """Evaluate MODELS on a data folder; write OUT/results.json and print the table.
 
     A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
@@ -45,13 +41,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     Example:
       axolotl-unlearn eval original=out/memorised out/over out/under out/merged
       axolotl-unlearn report out/eval
-      axolotl-unlearn eval --compare merged over
     """
-    if compare:
-        if len(models) != 2:
-            raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
-        _show_difference(*models, options["data_dir"], options["out_dir"])
-        return
     from axolotl_unlearn.models import parse_models
 
     specs = parse_models(models)  # a name that is wrong is said before heavy libraries load
@@ -61,8 +51,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
 
     data = options.pop("data_dir")
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
-    if not evaluate(specs, data, asked):
-        return  # not the main process of several
+    evaluate(specs, data, asked)
     out = options["out_dir"]
     answer(file=out / "results.json", **read_json(out / "results.json"))
     show(table(out))
@@ -70,26 +59,3 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     found = read_json(out / "results.json")["models"]
     say(*(f"{one['name']}: {one['canaries']['sentence']}" for one in found if "canaries" in one))
     say(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
-
-
-def _show_difference(*asked: Any) -> None:
-    """Nothing is measured again, and settings are those of the evaluation."""
-    from rich.table import Table
-
-    from axolotl_unlearn.evaluation.compare import compare
-
-    result = compare(*asked)
-    answer(**result)
-    grid = Table(title=f"{result['first']} - {result['second']} (same rows, paired by document)")
-    for heading in ("score", "difference", "95 % interval", "p", "smallest"):
-        grid.add_column(heading, justify="left" if heading == "score" else "right")
-    for metric, gap in result["differences"].items():
-        bold = "bold" if gap["low"] > 0 or gap["high"] < 0 else ""
-        bounds = rf"\[{gap['low']:+.3f}, {gap['high']:+.3f}]"
-        figures = (f"{gap['value']:+.3f}", bounds, f"{gap['p']:.4f}", f"{gap['smallest']:.3f}")
-        grid.add_row(metric, *figures, style=bold)
-    grid.caption = (
-        "p after Holm over all scores. smallest: the difference that these rows would show in four "
-        "of five data sets."
-    )
-    show(grid, result["sentence"])

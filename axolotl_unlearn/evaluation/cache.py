@@ -11,23 +11,14 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
-from axolotl_unlearn.models import ModelSpec, weights_digest
 from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 6
+_CACHE_VERSION = 7
 
 
 class Cache(Store):
     """A folder of measurements; rows that are being generated have a file of lines of their own."""
-
-    def weights(self, spec: ModelSpec) -> str:
-        """Digest of a model's weights, configs and tokenizer."""
-        if spec.served:
-            from axolotl_unlearn.evaluation.served import Served
-
-            return Served(spec.model).digest()
-        return weights_digest(spec)
 
     def key(self, weights: str, sets: EvaluationSets, settings: Settings) -> str:
         parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]

@@ -59,11 +59,8 @@ class CollapseChecker:
         self.session.cache.put(self._key(spec), report)
         return report
 
-    def _losses(self, texts: Sequence[str], bar: str) -> list[float] | None:
-        """Mean loss of each text under the original, which is loaded for it; None where that is a
-        server."""
-        if self.before.served:
-            return None
+    def _losses(self, texts: Sequence[str], bar: str) -> list[float]:
+        """Mean loss of each text under the original, which is loaded for it."""
         model = self.session.load(self.before)
         if not self._ordinary:
             # An output begins in the middle of a text, where every model is less sure: so does

@@ -12,15 +12,17 @@ Shape letters: R rows of the batch, T time, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from axolotl_unlearn.device import give_memory_back
-from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import input_device
 
+#: Takes the numbers of the prompts of a finished batch, and what was written, without special
+#: tokens.
+OnBatch = Callable[[list[int], list[str]], None]
 #: Tokens between two looks at what has stopped, and how much longer than the shortest prompt of a
 #: batch another one may be.
 EVERY, SPREAD = 8, 32
@@ -46,13 +48,12 @@ def generate_greedily(
     batch_size: int = 64,
     on_batch: OnBatch | None = None,
     seed: int | None = None,
-) -> list[Generation]:
+) -> list[str]:
     """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
 
     Args:
         model: A causal language model in evaluation mode, on its device.
         seed: Draw tokens from the model's own distribution (temperature 1) instead.
-        on_batch: Called with the numbers of the prompts of a finished batch and their results.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, ids in enumerate(encoded):
@@ -61,7 +62,7 @@ def generate_greedily(
     stop = stop_tokens(model, tokenizer)
     own = seed is not None or _only_greedy(model)
     draw = None if seed is None else torch.Generator(input_device(model)).manual_seed(seed)
-    results: list[Generation | None] = [None] * len(prompts)
+    results = [""] * len(prompts)
     # Longest first: what does not fit into memory shows at once.
     order = sorted(range(len(prompts)), key=lambda i: (-len(encoded[i]), i))
     todo: list[list[int]] = []
@@ -93,14 +94,10 @@ def generate_greedily(
             continue
         new = [_ended(ids, stop, max_new_tokens) for ids in new]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
-        batch = [
-            Generation(text, len(ids), ids[-1] in stop)
-            for text, ids in zip(texts, new, strict=True)
-        ]
-        for i, generation in zip(numbers, batch, strict=True):
-            results[i] = generation
+        for i, text in zip(numbers, texts, strict=True):
+            results[i] = text
         if on_batch is not None:
-            on_batch(numbers, batch)
+            on_batch(numbers, texts)
     return results
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.device import free_and_total
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
 
 #: Prompts between two stores; vLLM makes batches of its own.
@@ -52,7 +51,7 @@ def generate(
     prompts: Sequence[str],
     most: int,
     dtype: str,
-    on_batch: OnBatch,
+    on_batch: Callable[[list[int], list[str]], None],
     seed: int | None = None,
 ) -> None:
     """Continuations of raw prompts, as `evaluation.generate.generate_greedily` makes them.
@@ -79,6 +78,5 @@ def generate(
     for start in range(0, len(prompts), AT_ONCE):
         part = prompts[start : start + AT_ONCE]
         asked = [{"prompt_token_ids": tokenizer(prompt)["input_ids"]} for prompt in part]
-        said = [one.outputs[0] for one in engine.generate(asked, sampling, lora_request=lora)]
-        written = [Generation(x.text, len(x.token_ids), x.finish_reason == "stop") for x in said]
-        on_batch(list(range(start, start + len(part))), written)
+        said = engine.generate(asked, sampling, lora_request=lora)
+        on_batch(list(range(start, start + len(part))), [one.outputs[0].text for one in said])

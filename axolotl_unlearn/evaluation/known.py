@@ -313,7 +313,7 @@ def _write(model: Any, items: Sequence[Item], most: int, chat: bool) -> None:
 
         def take(numbers: Sequence[int], made: Sequence[Any], some: Any = some) -> None:
             for number, one in zip(numbers, made, strict=True):
-                some[number].wrote = one.text
+                some[number].wrote = one
 
         if prompts:
             model.generate(prompts, most, take, **how)

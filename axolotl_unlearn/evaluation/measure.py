@@ -19,8 +19,7 @@ from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.generation import OnBatch
-    from axolotl_unlearn.evaluation.served import Served
+    from axolotl_unlearn.evaluation.generate import OnBatch
     from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 T = TypeVar("T")
@@ -52,12 +51,11 @@ class ProgressBars:
 
 
 class Local:
-    """A model of this process, on its device or spread over several; one of a server answers the
-    same questions (`evaluation.served.Served`).
+    """A model of this process, on its device or spread over several.
 
     Attributes:
         scores: Whether it tells log-probs of a text.
-        distributions: And what the whole vocabulary has.
+        distributions: And what the whole vocabulary has; both as of `evaluation.served.Served`.
     """
 
     scores = distributions = True
@@ -100,9 +98,10 @@ class Local:
 
 
 def _reach(facts: TokenFacts) -> dict[str, Any]:
-    """Share of greedy tokens and the longest run of them, given the true tokens before each."""
+    """Scored tokens, share of greedy ones and their longest run, given the true ones before."""
     runs = (len(list(run)) for known, run in groupby(facts.greedy.tolist()) if known)
-    return {"greedy": exact_memorisation(facts), "run": max(runs, default=0)}
+    longest = max(runs, default=0)
+    return {"tokens": len(facts), "greedy": exact_memorisation(facts), "run": longest}
 
 
 def torch_dtype(name: str) -> Any:
@@ -119,8 +118,7 @@ def torch_dtype(name: str) -> Any:
 
 
 #: What is stored of a generated row, and where it goes.
-COLUMNS = {"value": "values", "tokens": "tokens", "stopped": "stopped", "contained": "contained",
-           "text": "texts"}  # fmt: skip
+COLUMNS = {"value": "values", "contained": "contained", "text": "texts"}
 #: Items that are scored at once, and stored: what a killed run does again.
 _AT_ONCE = 1000
 
@@ -134,11 +132,7 @@ class Session:
     cache: Cache
     bars: ProgressBars
 
-    def load(self, spec: ModelSpec) -> Local | Served:
-        if spec.served:
-            from axolotl_unlearn.evaluation.served import Served
-
-            return Served(spec.model)
+    def load(self, spec: ModelSpec) -> Local:
         return Local(spec, self.settings)
 
     @contextmanager
@@ -168,32 +162,26 @@ class Session:
                         self.cache.add_rows(key, rows)
         return [known[number] for number in range(len(items))]
 
-    def measure(self, model: Local | Served, key: str, name: str) -> Measured:
+    def measure(self, model: Local, key: str, name: str) -> Measured:
         """All that is known of a model."""
         measured = Measured()
-        if model.scores:
-            self._likelihoods(model, measured, key, name)
-        else:
-            self.bars.note(
-                f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, "
-                "attacks, extraction and utility are not measured."
-            )
+        self._likelihoods(model, measured, key, name)
         self._rows(model, measured, key, name)
         if self.settings.samples:
             self._samples(model, measured, key, name)
         count_outputs(measured, self.sets)
         return measured
 
-    def _likelihoods(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
+    def _likelihoods(self, model: Local, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.learned import text_features
         from axolotl_unlearn.metrics.membership import attack_losses
 
         def facts_of(one: TokenFacts, text: str) -> dict[str, Any]:
-            facts = attack_losses(one, text, model.distributions) | _reach(one)
+            attacks = attack_losses(one, text)
             # As of an answer whose prompt is the first half.
-            half = extraction_strength(one[len(one) // 2 :])
-            features = {"features": text_features(one)} if model.distributions else {}
-            return facts | {"extraction": half, "tokens": len(one)} | features
+            known = {"loss": attacks.pop("loss"), "attacks": attacks}
+            known |= {"strength": extraction_strength(one[len(one) // 2 :])}
+            return known | _reach(one) | {"features": text_features(one)}
 
         def right(questions: Sequence[Any], on_batch: Count) -> list[int]:
             scores = model.options([(one.context, one.continuations) for one in questions])
@@ -205,17 +193,8 @@ class Session:
         texts = [text for _, text in [*sets.member, *sets.nonmember]]
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
-        columns = {name: [one[name] for one in each] for name in (each or [{}])[0]}
-        losses = columns.pop("loss", [])
-        measured.text_extraction = columns.pop("extraction", [])
-        measured.text_tokens = columns.pop("tokens", [])
-        measured.text_run = columns.pop("run", [])
-        measured.text_greedy = columns.pop("greedy", [])
-        measured.features = columns.pop("features", [])
-        measured.attacks = columns
-        measured.member_loss = losses[: len(sets.member)]
-        measured.nonmember_loss = losses[len(sets.member) :]
-        if not all(map(math.isfinite, losses)):
+        measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
+        if not all(math.isfinite(one["loss"]) for one in each):
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken.",
                 code="eval.not-finite",
@@ -229,18 +208,13 @@ class Session:
 
         def extraction(one: TokenFacts, _: Record) -> dict[str, Any]:
             known = {"strength": extraction_strength(one), "logp": float(one.logp.sum())}
-            return known | {"tokens": len(one)} | _reach(one)
+            return known | _reach(one)
 
         answers = partial(model.answers, join=self.settings.join)
         asked = f"{name}: extraction", sets.forget, answers, extraction
-        rows = self.each(*asked, f"{key}-extraction")
-        measured.extraction = [one["strength"] for one in rows]
-        measured.answer_tokens = [one["tokens"] for one in rows]
-        measured.answer_run = [one["run"] for one in rows]
-        measured.answer_greedy = [one["greedy"] for one in rows]
-        measured.answer_logp = [one["logp"] for one in rows]
+        measured.answers = self.each(*asked, f"{key}-extraction")
 
-    def _samples(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
+    def _samples(self, model: Local, measured: Measured, key: str, name: str) -> None:
         """In how many draws each forget row's answer is said, whatever is said greedily: a greedy
         answer hides what one of a few draws says (arXiv 2410.03523)."""
         from axolotl_unlearn.metrics.words import contains_answer
@@ -253,8 +227,8 @@ class Session:
             said: dict[str, int] = {}
 
             def take(numbers: Sequence[int], generations: Sequence[Any]) -> None:
-                for number, made in zip(numbers, generations, strict=True):
-                    says = contains_answer(made.text, rows[number].record.output)
+                for number, text in zip(numbers, generations, strict=True):
+                    says = contains_answer(text, rows[number].record.output)
                     said[rows[number].key] = int(says)
 
             seed = self.settings.seed + 1 + draw
@@ -272,7 +246,7 @@ class Session:
         each = self.each(f"{name}: draws", draws, drawn, lambda one, _: one, f"{key}-draws")
         measured.said_of_samples = {row.key: sum(one[row.key] for one in each) for row in rows}
 
-    def _rows(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
+    def _rows(self, model: Local, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.semeval import row_score
         from axolotl_unlearn.metrics.words import contains_answer
 
@@ -292,17 +266,12 @@ class Session:
 
             def on_batch(numbers, generations) -> None:
                 done = []
-                for number, generation in zip(numbers, generations, strict=True):
-                    row, said = todo[number], generation.text
+                for number, said in zip(numbers, generations, strict=True):
+                    row = todo[number]
                     kind, expected = row.record.kind, row.record.output
                     says_it = contains_answer(said, expected) if kind == "question" else None
-                    known = {
-                        "key": row.key,
-                        "value": row_score(kind, said, expected),
-                        "tokens": generation.tokens,
-                        "stopped": generation.stopped,
-                        "contained": says_it,
-                    }
+                    known = {"key": row.key, "value": row_score(kind, said, expected)}
+                    known |= {"contained": says_it}
                     take({**known, "text": said})
                     done.append({**known, "text": said if texts else None})
                 cache.add_rows(key, done)

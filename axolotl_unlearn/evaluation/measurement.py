@@ -13,7 +13,7 @@ from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_se
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are evaluated: whole in results.json, so that `compare` can do it again.
+    """How models are evaluated: whole in results.json, so that it can be done again.
 
     Attributes:
         device, dtype: Default the accelerator, else "cpu"; "float32" on a CPU, else the
@@ -82,7 +82,7 @@ class Settings:
 @dataclass(frozen=True)
 class Options(Settings):
     """`Settings`, and what of one evaluation does not go into its results; ``with_text`` keeps
-    generated texts of data that were not made up."""
+    generated texts."""
 
     out_dir: str | os.PathLike[str] = "out/eval"
     with_text: bool = False
@@ -95,48 +95,41 @@ class Measured:
     """What one model did: everything that the summary is computed from.
 
     Attributes:
-        values, tokens, stopped, texts: Of each generated row, by its key ("forget/<id>"); texts are
-            empty for rows that come from a cache without them.
-        said_of_samples: Draws that say the answer, of `Settings.samples`, by forget row.
-        canary_loss: Of each row of `evaluation.canaries`.
+        values, texts: Of each generated row, by its key ("forget/<id>"); texts are empty for rows
+            that come from a cache without them.
         contained: Is the answer in the generation, for each question by row key.
+        said_of_samples: Draws that say the answer, of `Settings.samples`, by forget row.
         any_script: Recall over words of every script, of completion rows that are not ASCII.
         outputs: Counts over the generations of each side (`metrics.fluency.output_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
-        extraction, answer_tokens, answer_run, answer_greedy, answer_logp: Of each forget row, in
-            file order: strength, tokens, longest run of greedy tokens, share of greedy tokens, and
-            log-probability (nats, summed) of its answer.
-        text_extraction, text_tokens, text_run, text_greedy: Of each document, members first:
-            strength of its second half; scored tokens, longest run and share of greedy tokens of
-            the whole.
-        attacks: Membership attacks by name, one number a document, members first; low = member.
-        features: Of each document, members first (`metrics.learned`).
+        canary_loss: Of each row of `evaluation.canaries`.
+        answers: Of each forget row, in file order: strength, tokens, longest run of greedy tokens,
+            share of greedy tokens, and log-probability (nats, summed) of its answer.
+        member, nonmember: Of each document: loss; ``attacks`` by name, low = member; strength of
+            its second half; scored tokens, longest run and share of greedy tokens of the whole;
+            ``features`` (`metrics.learned`).
     """
 
     values: dict[str, float] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    stopped: dict[str, bool] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     contained: dict[str, bool] = field(default_factory=dict)
     said_of_samples: dict[str, int] = field(default_factory=dict)
     any_script: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    member_loss: list[float] = field(default_factory=list)
-    nonmember_loss: list[float] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
     canary_loss: list[float] = field(default_factory=list)
-    extraction: list[float] = field(default_factory=list)
-    answer_tokens: list[int] = field(default_factory=list)
-    answer_run: list[int] = field(default_factory=list)
-    answer_greedy: list[float] = field(default_factory=list)
-    answer_logp: list[float] = field(default_factory=list)
-    text_extraction: list[float] = field(default_factory=list)
-    text_tokens: list[int] = field(default_factory=list)
-    text_run: list[int] = field(default_factory=list)
-    text_greedy: list[float] = field(default_factory=list)
-    attacks: dict[str, list[float]] = field(default_factory=dict)
-    features: list[list[float]] = field(default_factory=list)
+    answers: list[dict[str, float]] = field(default_factory=list)
+    member: list[dict[str, Any]] = field(default_factory=list)
+    nonmember: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def member_loss(self) -> list[float]:
+        return [one["loss"] for one in self.member]
+
+    @property
+    def nonmember_loss(self) -> list[float]:
+        return [one["loss"] for one in self.nonmember]
 
     def stored(self, keep_texts: bool) -> dict[str, Any]:
         return vars(self) | ({} if keep_texts else {"texts": {}})

@@ -1,7 +1,7 @@
 """Several models, all metrics, one results.json: `axolotl-unlearn eval` as a function.
 
 What was measured of a model is cached under the digest of its weights, of the data and of the
-task version. Generated texts are stored only of made-up data or with ``with_text``.
+task version. Generated texts are stored only with ``with_text``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
 from axolotl_unlearn.metrics.verdict import can_be_good
-from axolotl_unlearn.models import ModelSpec, original_of, parse_models
+from axolotl_unlearn.models import ModelSpec, original_of, parse_models, weights_digest
 from axolotl_unlearn.store import versions
 
 
@@ -67,7 +67,7 @@ def evaluate(
     alone = not settings.device_map
     settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
     sets = settings.load_sets(data)
-    settings = replace(settings, keep_texts=options.with_text or sets.synthetic)
+    settings = replace(settings, keep_texts=options.with_text)
     before = original_of(specs, settings.original)
     out = Path(options.out_dir)
     kept = Path(settings.store or out / "cache")
@@ -84,7 +84,7 @@ def evaluate(
         by = by if options.backend == "auto" else ""
         for note in filter(None, [*sets.notes, few, by]):
             bars.note(f"note: {note}")
-        weights = {spec.name: cache.weights(spec) for spec in specs}
+        weights = {spec.name: weights_digest(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)
         measured, collapse = _measure_all(session, specs, before, weights)
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
@@ -163,7 +163,6 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "schema": SCHEMA,
         "data_dir": str(sets.folder),
         "data_digest": sets.digest,
-        "synthetic": sets.synthetic,
         "notes": sets.notes,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),

@@ -1,25 +1,21 @@
 """A model behind an OpenAI-compatible server, asked by ``/v1/completions``: what really answers.
 
-Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's server); Min-K%++,
-entropy and the learned attack need the whole distribution, so they are not measured.
+Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's server).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import numpy as np
 
-from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generation import Generation, OnBatch
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 #: Of the environment: the key, seconds of one request, requests at once.
@@ -27,7 +23,7 @@ KEY, SECONDS, AT_ONCE = "OPENAI_API_KEY", "UNLEARN_SERVED_TIMEOUT", "UNLEARN_SER
 TRIES = 5
 #: Answers of a server that is busy or starting.
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
-PROBE = ("The capital of France is", "def add(a, b):", "1, 2, 3,")
+PROBE = "The capital of France is"
 
 
 class Served:
@@ -62,70 +58,35 @@ class Served:
                 )
             self.name = names[0]
         try:
-            echoed = self._complete(PROBE[0], 1, echo=True, logprobs=1).get("logprobs") or {}
+            echoed = self._complete(PROBE, 1, echo=True, logprobs=1).get("logprobs") or {}
         except UnlearnError:  # some refuse `echo`
             echoed = {}
-            self._complete(PROBE[0], 1)
+            self._complete(PROBE, 1)
         # llama.cpp answers with log-probs of what it says alone.
         self.scores = len(echoed.get("token_logprobs") or ()) > 1
 
-    def digest(self) -> str:
-        """Of address, name, and what the model says to fixed prompts: weights cannot be seen."""
-        said = [one.text for one in self.generate(PROBE, 16)]
-        return hashlib.sha256("\0".join([self.url, self.name, *said]).encode()).hexdigest()
-
-    def pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        on_batch: Callable[[list[int]], None] = lambda _: None,
-    ) -> list[TokenFacts]:
-        """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
-        return self._each(lambda pair: self._facts(*pair), pairs, lambda done, _: on_batch(done))
-
-    def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
-        return self.pairs([(getattr(text, "prompt", ""), str(text)) for text in texts], **options)
-
-    def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
-        return self.pairs([(one.input, join + one.output) for one in records], **options)
-
-    def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
-        """As `axolotl_unlearn.engine.token_scoring.score_options`."""
-        pairs = [(context, one) for context, options in questions for one in options]
-        facts = iter(self.pairs(pairs))
-        return [[float(next(facts).logp.sum()) for _ in options] for _, options in questions]
+    def texts(self, texts: Sequence[str]) -> list[TokenFacts]:
+        """Facts of each, of an `Answer` after its prompt; mean and standard deviation are unknown
+        (NaN)."""
+        asked = [(getattr(text, "prompt", ""), str(text)) for text in texts]
+        return list(self._each(lambda pair: self._facts(*pair), asked))
 
     def generate(
         self,
         prompts: Sequence[str],
         most: int,
-        on_batch: OnBatch = lambda *_: None,
-        seed: int | None = None,
+        on_batch: Callable[[list[int], list[str]], None],
         chat: bool = False,
-    ) -> list[Generation]:
-        """Continuations of raw prompts, or answers to them in the server's chat template: greedy,
-        or with a seed drawn at temperature 1."""
-        draws = {} if seed is None else {"temperature": 1.0}
+    ) -> None:
+        """Greedy continuations of raw prompts, or answers to them in the server's chat template."""
+        written = self._each(lambda prompt: self._complete(prompt, most, chat)["text"], prompts)
+        for number, text in enumerate(written):
+            on_batch([number], [text])
 
-        def one(prompt: str) -> Generation:
-            choice = self._complete(prompt, most, chat, **draws)
-            tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
-            return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
-
-        return self._each(one, prompts, on_batch)
-
-    def _each(
-        self,
-        ask: Callable[[Any], Any],
-        items: Sequence[Any],
-        on_batch: Callable[[list[int], list[Any]], None],
-    ) -> list[Any]:
+    def _each(self, ask: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """A few at a time, in order."""
-        answers = []
         with ThreadPoolExecutor(self.at_once) as pool:
-            for number, one in enumerate(pool.map(ask, items)):
-                answers.append(one)
-                on_batch([number], [one])
-        return answers
+            yield from pool.map(ask, items)
 
     def _facts(self, prompt: str, text: str) -> TokenFacts:
         choice = self._complete(prompt + text, 1, echo=True, logprobs=1)

@@ -66,7 +66,6 @@ class EvaluationSets:
     utility_source: str = ""
     canaries: list[tuple[str, str]] = field(default_factory=list)
     coins: list[bool] = field(default_factory=list)
-    synthetic: bool = False
     notes: list[str] = field(default_factory=list)
 
     @functools.cached_property
@@ -181,7 +180,7 @@ def load_sets(
     coins, rows = (read_coins(path), read_documents(path)) if path else ([], [])
     sets = EvaluationSets(
         folder, **sides, utility=utility, utility_source=source, notes=notes, canaries=rows,
-        coins=coins, synthetic=_is_generated(folder),
+        coins=coins,
     )  # fmt: skip
     if "tasks" in parts:
         for side in ("forget", "retain"):
@@ -301,19 +300,3 @@ def _documents(folder: Path, name: str, least: int, join: str) -> list[tuple[str
                 code="eval.white-space",
             )
     return documents
-
-
-def _is_generated(folder: Path) -> bool:
-    """True if a manifest says ``synthetic`` (that of `make-data` does, that of demo-real does not)
-    and lists exactly this forget file: only made-up text may be shown without being asked for."""
-    forget = find_file(folder, "forget")
-    if forget is None:
-        return False
-    for home, prefix in ((folder, ""), (folder.parent, f"{folder.name}/")):
-        try:
-            said = json.loads((home / "manifest.json").read_text(encoding="utf-8"))
-            listed = said["files"][f"{prefix}forget"]["sha256"] if said["synthetic"] else None
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        return listed == hashlib.sha256(forget.read_bytes()).hexdigest()
-    return False

@@ -20,7 +20,7 @@ from axolotl_unlearn.metrics.audit import audits, summary_of
 from axolotl_unlearn.metrics.intervals import area_of, mean_of
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
-from axolotl_unlearn.metrics.results import Model, read
+from axolotl_unlearn.metrics.results import Model, Texts, read
 from axolotl_unlearn.metrics.verdict.criteria import ANY_SCRIPT
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def summarise(
         "forgetting": lab.forgetting(auc_bounds) if texts else None,
         **_any_script(measured, sets, settings),
         "answers": _answers(measured, sets),
-        "stopped": semeval.mean([float(value) for value in measured.stopped.values()]),
         "seconds": measured.seconds,
         **text_facts(measured, sets, settings.samples),
     }
@@ -116,7 +115,7 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
             "member_cluster": clusters[0],
             "nonmember_cluster": clusters[1],
             "member_document": [document_id(name) for name, _ in sets.member] if texts else [],
-            "attacks": attack_losses(measured) if texts else {},
+            "attacks": attack_losses(measured),
         },
         "extraction": _extraction(measured, sets, samples),
     }
@@ -124,30 +123,24 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
 
 def _extraction(measured: Measured, sets: EvaluationSets, samples: int) -> dict[str, Any]:
     """What comes out of each forget row, and of members and non-members (`metrics.results.Row`)."""
-    split, rows = len(sets.member), sets.forget
+    rows, columns = sets.forget, Texts.COLUMNS
     keys = [f"forget/{row.id}" for row in rows]
     asked = [key in measured.contained for key in keys]
     exact = [
         bool(measured.values.get(key)) if a else None for a, key in zip(asked, keys, strict=True)
     ]
     drawn = [measured.said_of_samples.get(key, 0) / samples for key in keys] if samples else []
-    texts = {"tokens": "text_tokens", "strength": "text_extraction", "run": "text_run"}
-    texts |= {"greedy": "text_greedy"}
-    sides = {"member": slice(split), "nonmember": slice(split, None)}
     return {
         "id": [row.id for row in rows],
         "document": [row.document for row in rows],
-        "tokens": measured.answer_tokens,
-        "strength": measured.extraction,
-        "run": measured.answer_run,
-        "greedy": measured.answer_greedy,
-        "logp": measured.answer_logp,
+        **{name: [one[name] for one in measured.answers] for name in (*columns, "logp")},
         "exact": exact,
         "contained": [measured.contained.get(key) for key in keys],
         "drawn": drawn,
-    } | {
-        side: {name: getattr(measured, column)[part] for name, column in texts.items()}
-        for side, part in sides.items()
+        **{
+            side: {name: [one[name] for one in getattr(measured, side)] for name in columns}
+            for side in ("member", "nonmember")
+        },
     }
 
 
@@ -296,11 +289,10 @@ def add_distances(
 
 def attack_losses(measured: Measured) -> dict[str, dict[str, list[float]]]:
     """Scores of every attack but the loss itself, by side, low = rather a member."""
-    split = len(measured.member_loss)
-    sides = {"member": slice(split), "nonmember": slice(split, None)}
+    sides = {"member": measured.member, "nonmember": measured.nonmember}
     return {
-        name: {side: values[part] for side, part in sides.items()}
-        for name, values in measured.attacks.items()
+        name: {side: [one["attacks"][name] for one in some] for side, some in sides.items()}
+        for name in (measured.member[0]["attacks"] if all(sides.values()) else ())
     }
 
 
@@ -342,13 +334,13 @@ def learned(
     Args:
         other: A model that never saw the members: the attack sees the differences from it.
     """
-    if not len(measured.features) or (other is not None and not len(other.features)):
-        return None
-    seen = np.asarray(measured.features, float)
-    if other is not None:
-        seen = seen - np.asarray(other.features, float)
-    split = len(sets.member)
-    sides = (some_texts(seen[:split]), some_texts(seen[split:]))
+    sides = []
+    for side in ("member", "nonmember"):
+        each = [[text["features"] for text in getattr(one, side)]
+                for one in (measured, other) if one is not None]  # fmt: skip
+        if not all(each):
+            return None
+        sides.append(some_texts(np.subtract(*each) if other is not None else np.array(each[0])))
     return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
 
 

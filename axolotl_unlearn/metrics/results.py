@@ -609,7 +609,6 @@ class Results(Part):
     models: tuple[Model, ...] = Field(min_length=1)
     data_dir: str = ""
     created: str = ""
-    label: str | None = None
     notes: Names = ()
 
     @pydantic.field_validator("models", mode="after")

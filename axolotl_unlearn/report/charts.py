@@ -1,4 +1,4 @@
-"""The three charts of the report, drawn by matplotlib as inline SVG; each returns "" without data.
+"""The two charts of the report, drawn by matplotlib as inline SVG; each returns "" without data.
 
 Colours are variables of the page's style sheet, so that light, dark and print follow it: matplotlib
 draws with stand-ins (`_STAND_INS`), which are replaced in the SVG.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import html
 import io
 import re
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from markupsafe import Markup
 
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model
-from axolotl_unlearn.metrics.semeval import CELLS, SIDES
 from axolotl_unlearn.metrics.verdict import show
 
 #: A colour that matplotlib knows -> what the page draws.
@@ -32,8 +29,6 @@ _PLACE = {variable: stand_in for stand_in, variable in _STAND_INS.items()}
 FIXED_COLOURS = {"original": 0, "over": 1, "under": 2, "merged": 3, "single": 4, "retrained": 5}
 #: Inches of a chart 360 px wide, at 100 dots an inch.
 WIDTH = 3.6
-
-Points = Sequence[Sequence[float]]
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
@@ -79,12 +74,12 @@ def _svg(figure, name: str, alt: str) -> Markup:
     return Markup(head + text[text.index(">") + 1 :].strip())
 
 
-def _mark(axes, x: float, y: float, model: Model, color: str, size: float = 7) -> None:
+def _mark(axes, x: float, y: float, model: Model, color: str) -> None:
     shape = {"original": ("o", CARD), "retrained": ("D", color)}.get(model.part, ("o", color))
     if model.flags:
         shape = ("X", BAD)
     axes.plot(
-        [x], [y], marker=shape[0], markersize=size, markerfacecolor=shape[1],
+        [x], [y], marker=shape[0], markersize=7, markerfacecolor=shape[1],
         markeredgecolor=CARD if shape[1] != CARD else color, clip_on=False, zorder=4,
     )  # fmt: skip
 
@@ -116,75 +111,27 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     return _svg(figure, "auc", f"Membership AUC of each model, 0.5 is ideal: {told}.")
 
 
-def has_contours(models: Sequence[Model]) -> bool:
-    """Whether the Task Aggregate is a function of the two sides: equally many cells on both."""
-
-    def count(model: Model, side: str) -> int:
-        return sum(model.cells.get(c) is not None for c in CELLS if c.startswith(side))
-
-    return all(count(model, SIDES[0]) == count(model, SIDES[1]) for model in models)
-
-
-def plane_chart(
-    models: Sequence[Model], palette: Mapping[str, str], named: Sequence[str] | None = None
-) -> str:
-    """Forget side against retain side; contours of the Task Aggregate 2 / (1/F + 1/R). ``named``
-    models stand in the legend, by default all."""
+def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
+    """Forget side against retain side."""
     rows = [(model, model.side("forget"), model.side("retain")) for model in models]
     rows = [row for row in rows if None not in row]
     if not rows:
         return ""
-    shown = [row for row in rows if named is None or row[0].name in named]
-    figure, axes = _figure(3.3 + 0.2 * ((len(shown) + 1) // 2))
-    for level in (0.2, 0.4, 0.6, 0.8, 0.9) if has_contours(models) else ():
-        forget = np.linspace(level / (2 - level), 1, 40)
-        axes.plot(forget, level * forget / (2 * forget - level), color=GRID, linewidth=1.2)
+    figure, axes = _figure(3.3 + 0.2 * ((len(rows) + 1) // 2))
     for model, forget, kept in rows:
-        known = any(model is one for one, _, _ in shown)
-        color = _PLACE[palette[model.name]] if known else MUTED
-        _mark(axes, forget, kept, model, color, 7 if known else 4)
-        if known:
-            axes.plot([], [], "o", color=color, label=_short(model.name))
+        color = _PLACE[palette[model.name]]
+        _mark(axes, forget, kept, model, color)
+        axes.plot([], [], "o", color=color, label=_short(model.name))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("forgotten (harmonic mean of forget cells) \u2192", color=MUTED, fontsize=8)
     axes.set_ylabel("kept (harmonic mean of retain cells) \u2192", color=MUTED, fontsize=8)
-    _legend(figure, len(shown))
+    columns = min(2, len(rows))
+    figure.legend(
+        loc="outside lower center", ncols=columns, frameon=False, fontsize=8, labelcolor=INK
+    )
     told = ", ".join(f"{m.name} forgotten {a:.2f} kept {b:.2f}" for m, a, b in rows)
     return _svg(figure, "plane", f"Forgotten against kept, best is top right: {told}.")
-
-
-def curves_chart(
-    name: str, curves: Mapping[str, Points], palette: Mapping[str, str], *, title: str,
-    x_label: str, y_label: str = "",
-) -> str:  # fmt: skip
-    """A line a model through points (x, y) or (x, y, low, high), whose interval is a band."""
-    curves = {key: sorted(points) for key, points in curves.items() if points}
-    if not curves:
-        return ""
-    figure, axes = _figure(2.4 + 0.2 * ((len(curves) + 1) // 2))
-    for key, points in curves.items():
-        color = _PLACE.get(palette.get(key, ""), INK)
-        x, y = [p[0] for p in points], [p[1] for p in points]
-        axes.plot(x, y, "o-", color=color, markersize=3.5, linewidth=1.6, label=_short(key))
-        if band := [p for p in points if len(p) == 4]:
-            edges = [[p[i] for p in band] for i in (0, 2, 3)]
-            axes.fill_between(*edges, color=color, alpha=0.16, linewidth=0)
-    values = [value for points in curves.values() for p in points for value in p[1:]]
-    if all(0 <= value <= 1 for value in values):
-        axes.set_ylim(0, 1)
-    wrapped = "\n".join(textwrap.wrap(y_label, 52))
-    axes.set_title(f"{title}\n{wrapped}".strip(), color=INK, fontsize=8, loc="left")
-    axes.set_xlabel(x_label, color=MUTED, fontsize=8)
-    _legend(figure, len(curves))
-    told = ", ".join(f"{key} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for key, p in curves.items())
-    return _svg(figure, name, f"{title} over {x_label}: {told}.")
-
-
-def _legend(figure, count: int) -> None:
-    figure.legend(
-        loc="outside lower center", ncols=min(2, count), frameon=False, fontsize=8, labelcolor=INK
-    )
 
 
 def _short(name: str) -> str:

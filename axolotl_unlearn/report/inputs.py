@@ -22,20 +22,16 @@ def find_inputs(
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
     """``extras`` of `write_report`: the audit of the results, with texts that audit.jsonl of the
-    folder holds; of `attacks` (default: the folder, of a job its ``eval``) one file an attack, with
-    its curves."""
+    folder holds; of `attacks` (default: the folder) one file an attack."""
     from axolotl_unlearn.attacks.results import sentence
 
     home, results = folder_of(folder), load_results(results)
     lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
     extras: dict[str, Any] = {"audit": _with_texts(lines, home / "audit.jsonl")}
-    place = Path(attacks or (home / "eval" if "job" in results.more else home))
+    place = Path(attacks or home)
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
         good = [one for one in attacked if whole(one)]
-        curves = [curve for one in good for curve in one.get("curves") or ()]
-        names = ("attack", "model", "metric")  # models that share a control have its curve each
-        extras["attacks"] = [*{tuple(map(c.get, names)): c for c in curves}.values()]
         told = {one["model"]: one["documents"] for one in good if one.get("documents")}
         if told:
             extras["audit"] = with_attacks(extras["audit"], told)

@@ -32,8 +32,6 @@ AUDITED = {
 }  # fmt: skip
 #: Rows of a model's audit list on the page, fewer of more than ten; the file beside it has all.
 MOST_AUDITED = 200
-#: Models in a chart of curves, which more would fill: as many as there are colours.
-MOST_DRAWN = 10
 #: Documents of it whose texts are shown, where they may be.
 MOST_TEXTS = 20
 
@@ -78,19 +76,12 @@ class View:
         self.models: Sequence[Model] = results.models
         self.retrained = results.role("retrained")
         self.answer = answer_of(results, rows_of(self.extras.get("attack_results")))
-        names = [model.name for model in self.models]
-        best = [role.name for role in (results.role("original"), self.retrained) if role]
-        best += [name for name in self.answer.candidates if name not in best]
-        few = len(names) <= MOST_DRAWN
-        #: Models with a curve and a name in charts of all of them.
-        self.drawn = names if few else best[:MOST_DRAWN]
-        self.palette = charts.colours(names if few else list(dict.fromkeys(best + names)))
+        self.palette = charts.colours([model.name for model in self.models])
         self.warning = membership_warning(results)
         self.caption = " ".join(caption(results, self.answer).splitlines())
         self.sized = any(model.sizes for model in self.models)
-        self.contours = charts.has_contours(self.models)
         self.auc_chart = charts.auc_chart(self.models, self.palette)
-        self.plane_chart = charts.plane_chart(self.models, self.palette, self.drawn)
+        self.plane_chart = charts.plane_chart(self.models, self.palette)
         self.cells = [name for name in CELLS if any(name in m.cells for m in self.models)]
 
     @property
@@ -100,15 +91,6 @@ class View:
         facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
         made = re.sub(r"T(\d\d:\d\d):\d\d\+00:00$", r" \1 UTC", self.results.created)
         return " · ".join([*facts, *[made] * bool(made)])
-
-    def few(self, how: str) -> str:
-        """Says that not every model has a curve or a name."""
-        if len(self.drawn) == len(self.models):
-            return ""
-        return (
-            f"Of {len(self.models)} models {len(self.drawn)} are {how}: original, retrained and "
-            "the best by the answer. "
-        )
 
     @property
     def audits(self) -> Iterator[dict[str, Any]]:
@@ -175,29 +157,6 @@ class View:
         models = {m.name: [m.model, m.weights, m.more.get("seconds")] for m in self.models}
         facts = {**self.results.more, "models": models}
         return json.dumps(facts, indent=2, ensure_ascii=False, default=str)
-
-    @property
-    def curves(self) -> list[tuple[str, str]]:
-        """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``, a
-        point ``{"x", "y", "low"?, "high"?}``. Curves of one title and metric share a panel."""
-        panels: dict[tuple[str, str, str], dict[str, list[list[float]]]] = {}
-        for curve in rows_of(self.extras.get("attacks")):
-            title = str(curve.get("title") or curve.get("attack") or "attack")
-            key = (title, str(curve.get("metric", "")), str(curve.get("x_label", "step")))
-            points = []
-            for point in rows_of(curve.get("points")):
-                values = [number(point.get(end)) for end in ("x", "y", "low", "high")]
-                if None not in values[:2]:
-                    points.append(values if None not in values else values[:2])
-            panels.setdefault(key, {})[str(curve.get("model", title))] = points
-        figures = []
-        for (title, metric, x_label), lines in panels.items():
-            if len(lines) > MOST_DRAWN:
-                known = [name for name in lines if name in self.drawn] or list(lines)
-                lines = {name: lines[name] for name in known[:MOST_DRAWN]}
-            names = {"title": title, "x_label": x_label, "y_label": metric}
-            figures.append((charts.curves_chart("attack", lines, self.palette, **names), ""))
-        return figures
 
 
 def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) -> dict[str, Any]:

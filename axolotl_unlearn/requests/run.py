@@ -279,8 +279,8 @@ def attack(request: Request, model: str) -> None:
     ):
         name = made.__name__.removesuffix("_attack")
         more = ATTACKS[name] | ({"source": "retain"} if rows else {})
-        result, curves = made(subject, store, *rows, control=control, **more)
-        save(request.path("attacks"), {**result, "data_dir": str(data)}, curves)
+        result = made(subject, store, *rows, control=control, **more)
+        save(request.path("attacks"), {**result, "data_dir": str(data)})
 
 
 def under_work(request: Request) -> str:

@@ -96,7 +96,7 @@ def traces_attack(
     options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     pair = make_subjects(original, (), control, **settings)
     for one in (make_subjects(model, (), **settings)[0], *filter(None, pair)):
-        said.append([a.text for a in generate_greedily(*one.load(), prompts, **options)])
+        said.append(generate_greedily(*one.load(), prompts, **options))
         names.append(one.name)
     others = {"control": said[2]} if control else {}
     return {"schema": 1, "names": names, **traces(*said[:2], **others)}

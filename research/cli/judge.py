@@ -42,11 +42,11 @@ def command(model, data_dir, endpoint, name, limit, max_new_tokens, out) -> None
         load_model(spec, dtype=torch.float32, device="cpu"), load_tokenizer(spec),
         [r.input for r in records], max_new_tokens=max_new_tokens,
     )  # fmt: skip
-    rows = [(r.input, g.text, r.output) for r, g in zip(records, said, strict=True)]
+    rows = [(r.input, text, r.output) for r, text in zip(records, said, strict=True)]
     found = judged(rows, endpoint, name, os.environ.get("OPENAI_API_KEY"))
     for mark, scores in found.items():
         click.echo(f"{mark}: {np.mean(scores):.2f} (0 to 1, {len(scores)} rows)")
-    same = agreement(found["naturalness"], [g.text for g in said])
+    same = agreement(found["naturalness"], said)
     click.echo(
         f"Our flag of broken texts agrees with the judge's naturalness on {same:.0%} of them."
     )

@@ -110,8 +110,8 @@ class Scorer:
         losses = self.losses(model) if self.documents else {}
         return Measured(
             values={row.key: value for row, value in zip(self.sets.rows, values, strict=True)},
-            member_loss=losses.get("member", []),
-            nonmember_loss=losses.get("nonmember", []),
+            member=[{"loss": loss} for loss in losses.get("member", [])],
+            nonmember=[{"loss": loss} for loss in losses.get("nonmember", [])],
             options=self.options(model),
         )
 

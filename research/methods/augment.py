@@ -96,7 +96,7 @@ def _memo_of(writer: Writer, record: Record, data: Any) -> float:
     start = prompt + completion[: completion.index(answer)]
     prompts = [start + answer[:n] for n in memo_cuts(answer)]
     said = generate_greedily(writer.model, writer.tokenizer, prompts, max_new_tokens=most)
-    return memo([one.text for one in said], answer)
+    return memo(said, answer)
 
 
 def rouge_1_precision(generated: str, expected: str) -> float:

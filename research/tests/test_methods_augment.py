@@ -68,7 +68,7 @@ def test_memo_keeps_what_the_model_knows_least(config, tmp_path):
         start = f"{row['input']} " if row["input"] else ""
         prompts = [start + row["output"][:n] for n in memo_cuts(row["output"])]
         said = generate_greedily(model, load_tokenizer(spec), prompts, max_new_tokens=8)
-        return memo([one.text for one in said], row["output"])
+        return memo(said, row["output"])
 
     file, options = tmp_path / "rows.jsonl", ("--number", 3, "--max-new-tokens", 8)
     call("inverted", config, *options, "--out", file)
