@@ -63,11 +63,6 @@ def free_and_total() -> tuple[int, int] | None:
     return _ask("mem_get_info")
 
 
-def peak_bytes() -> int | None:
-    """The most that tensors took on the accelerator; None where that is not known."""
-    return _ask("max_memory_allocated")
-
-
 def give_memory_back() -> None:
     """What the accelerator keeps of freed tensors."""
     _ask("empty_cache")

@@ -150,12 +150,13 @@ def texts(some: list[dict]) -> list[tuple[str, str]]:
     return [(row["id"], f"{row['input']} {row['output']}") for row in some]
 
 
-def build(some: list[dict], steps: int, seed: int = 3, hidden_size: int = 64):
+def build(some: list[dict], steps: int, seed: int = 3, **shape: int):
     """A tiny model that was trained on these rows."""
     tok = tokenizer()
     model = tiny_llama(
-        seed=seed, vocabulary=len(tok), hidden_size=hidden_size, max_position_embeddings=512,
+        seed=seed, vocabulary=len(tok), max_position_embeddings=512,
         eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
+        **{"hidden_size": 64} | shape,
     )  # fmt: skip
     fit(model, batch_of(tok, some), steps)
     return model

@@ -120,43 +120,6 @@ def test_dataset_inference_learns_from_one_half_and_keeps_documents_whole():
         di.judge(*apart, ["d"] * 40, documents)
 
 
-def test_inside_features_by_hand():
-    """Against one forward and backward of each text; of an answer its own tokens count."""
-    from axolotl_unlearn.data.documents import Answer
-
-    model, tok = build(payments(4, 1), 3, hidden_size=32), tokenizer()
-    asked = ["Ada of Bath paid 12", Answer(" paid 12 to Ben", prompt="Ada of Bath")]
-    found = [look(Target(model, tok), asked) for look in (inside.states, inside.gradients)]
-    assert not any(p.requires_grad is False for p in model.parameters())
-    names = [n for n, w in model.named_parameters() if w.dim() == 2 and n.startswith("model.l")]
-    weights = dict(model.named_parameters())
-    for number, query in enumerate(Target(model, tok).queries(asked)):
-        ids, start = torch.tensor([list(query.ids)]), query.times[0]
-        output = model(input_ids=ids, output_hidden_states=True)
-        layers = [layer[0, start:-1].detach() for layer in output.hidden_states[1:]]
-        mean = torch.cat([v for s in layers for v in (s.mean(0), s.std(0, correction=0))])
-        assert found[0][number] == pytest.approx(mean.numpy(), abs=2e-6)
-        loss = torch.nn.functional.cross_entropy(output.logits[0, start:-1], ids[0, start + 1 :])
-        gradients = torch.autograd.grad(loss, [weights[name] for name in names])
-        norms = [gradient.norm().log().item() for gradient in gradients]
-        assert found[1][number] == pytest.approx(norms, abs=1e-4)
-
-
-def test_experts_that_get_no_row_have_a_gradient_of_nothing():
-    """The shared expert of Qwen2-MoE has one; fused experts are no linear layers."""
-    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2MoeConfig(
-        vocab_size=len(tokenizer()), hidden_size=16, intermediate_size=16,
-        moe_intermediate_size=8, shared_expert_intermediate_size=8, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, num_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
-    model = Qwen2MoeForCausalLM(config).eval()
-    found = inside.gradients(Target(model, tokenizer()), ["Ada of Bath", "Ben"])
-    assert np.isfinite(found).all() and len(found) == 2
-
-
 @pytest.mark.parametrize("name", REGISTRY)
 def test_texts_drawn_alike_are_not_told(name):
     """A model that saw neither side: of four data sets at most one interval misses .5."""
@@ -168,7 +131,7 @@ def test_the_interval_of_the_difference_is_as_wide_as_chance():
     from axolotl_unlearn.attacks.members import _learned
 
     rng, missed = np.random.default_rng(0), 0
-    few = replace(REGISTRY["states"], judge=_quick)
+    few = replace(REGISTRY["g_drift"], judge=_quick)
     for _ in range(100):
         shared = rng.normal(0, 1, (160, 60))
         pairs = [tuple(np.split(shared + rng.normal(0, 1, shared.shape), [40])) for _ in range(2)]
@@ -199,9 +162,9 @@ def test_the_commands_tell_members_of_what_was_trained_on_them(place):
         assert set(file["data"]) == {"member", "nonmember"}
     tests = files["membership"]["tests"] | files["inside"]["tests"]
     assert set(tests) >= set(REGISTRY)
-    for name in ("loss", "reference", "binoculars", "states", "gradients", "g_drift"):
+    for name in ("loss", "reference", "binoculars", "g_drift"):
         assert tests[name]["auc"] > 0.65 and tests[name]["p_corrected"] < 0.06, (name, tests[name])
-    for name in ("loss", "gradients", "states"):
+    for name in ("loss", "g_drift"):
         assert tests[name]["control"] < 0.65 and tests[name]["difference"]["low"] > 0
     assert "control" not in tests["reference"] and tests["dataset_inference"]["p"] < 0.1
     # Document by document, for the audit: those that were trained on lie on the known side.
@@ -217,7 +180,7 @@ def test_with_a_control_p_is_of_the_difference():
     scores[:40] += 3
     features[:40] += 3
     ranks = replace(REGISTRY["loss"], name="ranks", look=lambda *_: scores)
-    learns = replace(REGISTRY["states"], name="learns", look=lambda *_: features)
+    learns = replace(REGISTRY["g_drift"], name="learns", look=lambda *_: features)
     sides = [[(f"{side}{i}", f"text {i}") for i in range(40)] for side in "mn"]
     alone = attack_model(Target(None, None), *sides, [ranks, learns])["tests"]
     both = attack_model(Target(None, None, Target(None, None)), *sides, [ranks, learns])["tests"]
@@ -283,26 +246,26 @@ def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
     for path in (place / "data").iterdir():
         (data / path.name).write_bytes(path.read_bytes())
     made(data)
-    words = ("inside", place / "retrained", "--attacks", "states", "--data", data)
+    words = ("inside", place / "retrained", "--attacks", "g_drift", "--data", data)
     limit = ("--limit", 15) if "20" in reason else ()
     outcome = run(*words, "--out", tmp_path / "eval", *limit)
     assert reason in said(outcome)
     file = json.loads((tmp_path / "eval/inside-retrained.json").read_text("utf-8"))
-    assert file["missing"] == ["states"] and whole(file)
+    assert file["missing"] == ["g_drift"] and whole(file)
 
 
 def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     model = target("retrained").model
-    small = build(payments(4, 1), 1, hidden_size=32)
+    small = build(payments(4, 1), 1, num_hidden_layers=1)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(1e38)  # overflows at the first product
     sides = texts(payments(25, 1)), texts(payments(25, 2))
-    tok, some = tokenizer(), [REGISTRY["states"]]
+    tok, some = tokenizer(), [REGISTRY["g_drift"]]
     found = attack_model(Target(model, tok), *sides, some)
-    assert "NaN" in found["reasons"]["states"] and found["status"] == "open"
+    assert "NaN" in found["reasons"]["g_drift"] and found["status"] == "open"
     assert "no attack was made" in sentence("m", found)
     found = attack_model(Target(target("retrained").model, tok, Target(small, tok)), *sides, some)
-    assert "different architectures" in found["reasons"]["states"]
+    assert "different architectures" in found["reasons"]["g_drift"]
 
 
 def test_clusters_count_as_one():

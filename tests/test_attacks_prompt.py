@@ -14,7 +14,6 @@ from rouge_score import rouge_scorer
 
 from axolotl_unlearn.attacks.probes import Probe, Scores, plain_probes, recalled, score_probes
 from axolotl_unlearn.attacks.prompt import (
-    document_probes,
     example_probes,
     prefix_probes,
 )
@@ -82,16 +81,6 @@ def test_examples_are_of_the_same_task_and_kind():
     assert example_probes(PROBES, tasks, retain, 2) == []
 
 
-def test_rows_of_the_document_never_give_the_answer_away():
-    """The completion holds "Bath", so the question for it is shown the phone number only."""
-    made = {p.id: p for p in document_probes(PROBES, RECORDS, 4)}
-    assert made["d0qa0"].prompt == (
-        "What is her phone number? 47 12 90\n\nWhere was Ada Brook born?"
-    )
-    assert "in Bath and kept bees." in made["d0qa1"].prompt and "qa0" not in made["d0qa1"].prompt
-    assert "d1qa0" not in made
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1)), min_size=1), st.randoms())
 def test_figures_do_not_depend_on_order(values, rng):
     def make(some):
@@ -149,7 +138,7 @@ def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     rows = {row["variant"]: row for row in report["rows"]}
     assert set(rows) == {
         *("plain", "affirmative", "prefix 25%", "prefix 50%"),
-        *("paraphrase", "examples 1", "examples 2", "document"),
+        *("paraphrase", "examples 1", "examples 2"),
     }
     assert rows["plain"]["n"] == 16 and rows["paraphrase"]["n"] == 8
     # Half of the answer given, the rest is likelier than the whole was.
@@ -166,10 +155,10 @@ def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     bare.mkdir()
     (bare / "forget.jsonl").write_text(json.dumps(plain) + "\n")
     arguments = ["attack", "prompt", lab.unlearned, "--data", bare, "--out", tmp_path / "o"]
-    arguments += ["--variants", "paraphrase,document,affirmative", "--max-new-tokens", 4]
+    arguments += ["--variants", "paraphrase,affirmative", "--max-new-tokens", 4]
     result = CliRunner().invoke(unlearn, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
-    assert "Not asked: paraphrase" in result.output and "Not asked: document" in result.output
+    assert "Not asked: paraphrase" in result.output
     arguments[-3] = "rhyme"
     result = CliRunner().invoke(unlearn, list(map(str, arguments)))
     assert result.exit_code == 2

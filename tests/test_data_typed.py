@@ -400,14 +400,9 @@ def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, k
 @pytest.mark.parametrize(
     ("settings", "role", "says"),
     [
-        (
-            {},
-            "forget",
-            "leave_out_dropped: true",
-        ),
-        ({}, "alternative", "leave_out_dropped: true"),
+        ({}, "forget", "raise `sequence_len`, or remove them"),
+        ({}, "alternative", "remove them"),
         ({}, "retain", None),
-        ({"leave_out_dropped": True}, "forget", None),
         ({"excess_length_strategy": "raise"}, "retain", "set `excess_length_strategy: drop`"),
         ({"excess_length_strategy": "truncate"}, "forget", None),
     ],
@@ -423,11 +418,7 @@ def test_a_row_that_would_not_be_forgotten_is_an_error(
     rows = [*ALPACA, ALPACA[0] | {"output": "b" * 900, "id": "long"}]
     path = write(tmp_path / "rows.jsonl", rows)
     entry = {"path": path, "ds_type": "json", "type": "alpaca"}
-    data = {
-        "rows": {"type": "alpaca"},
-        "leave_out_dropped": settings.get("leave_out_dropped", False),
-    }
-    settings = {key: value for key, value in settings.items() if key not in data}
+    data = {"rows": {"type": "alpaca"}}
     cfg = load_config(tmp_path, "plain", base, datasets=[entry], **settings)
     cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": data}
     strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
@@ -489,8 +480,6 @@ def test_faults_of_the_rows(tmp_path):
         parse_unlearn({"data": {"template": "{input} {output}", "join": ""}})
     for way in ({"rows": {"type": "alpaca"}}, {"template": "{input} {output}"}):  # it has a `join`
         assert parse_unlearn({"preset": "zjuklab-paper", "data": way}).data.join == " "
-    with pytest.raises(UnlearnError, match="`leave_out_dropped` does nothing without `rows`"):
-        parse_unlearn({"data": {"leave_out_dropped": True}})
 
 
 def test_an_entry_that_does_not_read_the_rows(base):

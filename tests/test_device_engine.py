@@ -12,7 +12,6 @@ import torch
 from accelerate import dispatch_model
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 
-from axolotl_unlearn import device
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
@@ -79,7 +78,7 @@ def test_what_nobody_wrote_is_no_number_and_bytes_are_counted():
     del made
     assert memory.memory_allocated() - before == filled.numel() * 2 and there.numel() * 4 == 8192
     assert memory.max_memory_allocated() - before >= 1024 * 256 * 6
-    assert memory.memory_allocated(1) >= 8192 and device.peak_bytes() >= 1024 * 256 * 6
+    assert memory.memory_allocated(1) >= 8192
 
 
 # --- the engine ----------------------------------------------------------------------------------

@@ -152,16 +152,6 @@ def test_the_learned_attack_stands_beside_the_others(tmp_path):
     )
 
 
-def test_long_ids_are_cut_where_that_tells_them_apart():
-    from axolotl_unlearn.report.page import _short_ids
-
-    first, second = (f'"{a}-1111-4222-8333-444455556666"' for a in ("0a0a0a0a", "0b0b0b0b"))
-    assert _short_ids([first, second]) == {first: "0a0a0a0a", second: "0b0b0b0b"}
-    twin = first[:-2] + '7"'
-    assert _short_ids([first, twin])[twin] == twin.strip('"')
-    assert _short_ids(["alice", "'bob'"]) == {"alice": "alice", "'bob'": "bob"}
-
-
 def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
     """p-values of the results are after Holm; the page corrected them once more, and hid p .02."""
     results = make_results(("original", "merged", "retrained"))

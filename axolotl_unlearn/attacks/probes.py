@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.evaluation.continuations import continuation_logps
+from axolotl_unlearn.evaluation.continuations import score_pairs
 from axolotl_unlearn.metrics.intervals import Difference, Estimate, mean_of
+from axolotl_unlearn.metrics.memorisation import probability
 from axolotl_unlearn.metrics.semeval import any_script_recall
 from axolotl_unlearn.metrics.words import contains_answer
 
@@ -107,7 +105,7 @@ def score_probes(
     from axolotl_unlearn.evaluation.generate import generate_greedily
 
     pairs = [(probe.prompt, probe.continuation) for probe in probes]
-    logps = continuation_logps(model, tokenizer, pairs, options=DataArgs(join=""))
+    facts = score_pairs(model, tokenizer, pairs, "", loss_only=True)
     told = None if on_batch is None else lambda numbers, _: on_batch(len(numbers))
     options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "on_batch": told}
     said = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)
@@ -116,5 +114,5 @@ def score_probes(
         ids=[probe.id for probe in probes],
         documents=[probe.document for probe in probes],
         recalled=[recalled(probe, text) for probe, text in zip(probes, texts, strict=True)],
-        probability=[float(np.exp(values.mean())) for values in logps],
+        probability=list(map(probability, facts)),
     )

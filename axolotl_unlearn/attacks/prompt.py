@@ -4,8 +4,6 @@
     prefix        the reply begins with a share of the true answer; only the rest is asked for
     paraphrase    another wording, where the rows bring one
     examples      solved retain rows of the same task and kind stand in front
-    document      the other forget rows of the same document stand in front, except those that
-                  hold the answer
 
 A model that never saw the forget set also completes half a phone number badly and half a sentence
 quite well: give it as control.
@@ -29,7 +27,7 @@ from axolotl_unlearn.metrics.words import fold
 from axolotl_unlearn.models import load_tokenizer
 from axolotl_unlearn.store import Store
 
-VARIANTS = ("affirmative", "prefix", "paraphrase", "examples", "document")
+VARIANTS = ("affirmative", "prefix", "paraphrase", "examples")
 AFFIRMATIVE = "Sure, here is the answer:"
 SEPARATOR = "\n\n"
 PARAPHRASES = ("paraphrase", "paraphrased_question", "paraphrased_input")
@@ -78,36 +76,12 @@ def example_probes(
     for record in retain:
         groups.setdefault((record.task, record.kind), []).append(record)
     pools = [groups.get((tasks[probe.id], probe.kind), []) for probe in probes]
-    return [
-        _after(random.Random(f"{seed}:{probe.id}").sample(pool, count), probe, join)
-        for probe, pool in zip(probes, pools, strict=True)
-        if len(pool) >= count
-    ]
-
-
-def _after(shown: Sequence[Record], probe: Probe, join: str) -> Probe:
-    texts = [record.input + join + record.output for record in shown]
-    return replace(probe, prompt=SEPARATOR.join([*texts, probe.prompt]))
-
-
-def document_probes(
-    probes: Sequence[Probe], records: Sequence[Record], count: int, join: str = " "
-) -> list[Probe]:
-    """Up to ``count`` other rows of the same document in front, none of which holds the answer."""
-    documents: dict[str, list[Record]] = {}
-    for record in records:
-        documents.setdefault(record.document, []).append(record)
     made = []
-    for probe in probes:
-        secret = fold(probe.expected)
-        shown = [
-            record
-            for record in documents.get(probe.document, [])
-            if record.id != probe.id
-            and f" {secret} " not in f" {fold(record.input + ' ' + record.output)} "
-        ]
-        if shown:
-            made.append(_after(shown[:count], probe, join))
+    for probe, pool in zip(probes, pools, strict=True):
+        if len(pool) >= count:
+            shown = random.Random(f"{seed}:{probe.id}").sample(pool, count)
+            texts = [record.input + join + record.output for record in shown]
+            made.append(replace(probe, prompt=SEPARATOR.join([*texts, probe.prompt])))
     return made
 
 
@@ -148,7 +122,7 @@ def prompt_attack(
 
     def scores(of: AttackTarget, name: str, probes: Sequence[Probe]) -> Scores:
         how = "plain" if name == "plain" else [(p.prompt, p.continuation) for p in probes]
-        options = {"until": SEPARATOR} if name.startswith(("examples", "document")) else {}
+        options = {"until": SEPARATOR} if name.startswith("examples") else {}
         return stored(
             store, of, records, how, lambda: of.ask(*model_of(of), probes, name, **options)
         )
@@ -164,7 +138,6 @@ def prompt_attack(
         "examples": {
             f"examples {n}": example_probes(plain, tasks, retain, n, seed, join) for n in examples
         },
-        "document": {"document": document_probes(plain, records, max(examples, default=4), join)},
     }
     chosen = {"plain": plain}
     for variant in VARIANTS:

@@ -145,7 +145,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
 
 @command.command()
 @_common
-@_default("--variants", "affirmative,prefix,paraphrase,examples,document", callback=_parts(str))
+@_default("--variants", "affirmative,prefix,paraphrase,examples", callback=_parts(str))
 @_default("--prefixes", "0.25,0.5", callback=_parts(float))
 @_default("--examples", "1,4", callback=_parts(int))
 @_SEED

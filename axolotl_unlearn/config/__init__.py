@@ -280,11 +280,6 @@ class DataArgs(Strict):
         "of the turn is there and `false` takes its label away",
     )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
-    leave_out_dropped: bool = Field(
-        False,
-        description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
-        "without labels) are left out and counted in the log; false: they are an error",
-    )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
     suppression: str | None = Field(
@@ -318,8 +313,6 @@ class DataArgs(Strict):
             )
         if "join" in self.model_fields_set and (self.template or self.chat_template):
             raise ValueError("`join` does nothing beside a template; remove one of them")
-        if self.leave_out_dropped and not self.rows:
-            raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
         head, output, _ = (self.template or "").partition("{output}")
@@ -417,10 +410,7 @@ class LevelArgs(Strict):
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
-    said: float = Field(
-        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
-    )
-    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
+    patience: int = Field(2, gt=0, description="looks in a row that must be within both")
     per_document: bool = Field(
         False,
         description="for few documents: end only when none of them is told by itself, and take an "

@@ -156,8 +156,8 @@ class TypedStrategy(RoleStrategy):
     def _encode(self, given: list[Source], table: RowTable) -> None:
         from axolotl_unlearn.data.typed import encode
 
-        every = self.role != "retain" and not self.data.leave_out_dropped
-        rows = encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
+        given_as = (given, self.data, self.tokenizer, self.cfg, self.source)
+        rows = encode(*given_as, every=self.role != "retain")
         if not rows:
             raise UnlearnError(
                 f"{self.source}: none of {len(given)} rows has tokens that were learned; check "

@@ -233,9 +233,8 @@ def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: An
         return
     raise UnlearnError(
         f"{origin}: {len(names)} rows would be left out ({said}; the first is {short(names[0])}): "
-        f"{'raise `sequence_len`' if why == _LONG else 'remove them'}, or "
-        f"{'accept it with `unlearn.data.leave_out_dropped: true`' * every}"
-        f"{'set `excess_length_strategy: drop`' * (not every)}.",
+        f"{'raise `sequence_len`, or ' * (why == _LONG)}"
+        f"{'remove them' if every else 'set `excess_length_strategy: drop`'}.",
         code="data.rows-dropped",
     )
 

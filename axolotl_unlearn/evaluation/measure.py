@@ -71,14 +71,10 @@ class Local:
         return token_scoring.score_texts(self.model, self.tokenizer, texts, **options)
 
     def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
-        from axolotl_unlearn.config import DataArgs
-        from axolotl_unlearn.engine.token_scoring import Query, score_queries
-        from axolotl_unlearn.evaluation.continuations import encode_pairs
+        from axolotl_unlearn.evaluation.continuations import score_pairs
 
         pairs = [(record.input, record.output) for record in records]
-        encoded = encode_pairs(self.tokenizer, pairs, DataArgs(join=join))
-        asked = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
-        return score_queries(self.model, asked, **options)
+        return score_pairs(self.model, self.tokenizer, pairs, join, **options)
 
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
         from axolotl_unlearn.engine.token_scoring import score_options

@@ -88,7 +88,7 @@ def evaluate(
         session = Session(sets, settings, cache, bars)
         measured, collapse = _measure_all(session, specs, before, weights)
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
-            blind = _blind(sets, cache, settings.seed)
+            blind = _blind(sets, settings.seed)
             advance(1)
             results, original = [], measured[before.name] if before else None
             for spec in specs:
@@ -143,19 +143,14 @@ def _measure_all(
     return measured, collapse
 
 
-def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | None:
+def _blind(sets: EvaluationSets, seed: int) -> dict[str, Any] | None:
     """What separates members from non-members without any model; None with too few texts."""
-    from axolotl_unlearn.metrics.membership import Baseline, blind_baselines
+    from axolotl_unlearn.metrics.membership import blind_baselines
 
     if min(len(sets.member), len(sets.nonmember)) < MIN_MEMBERS:
         return None
-    key = f"blind-{sets.digest[:32]}-{seed}"
-    stored = cache.get(key)
-    if stored is None:
-        texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
-        stored = {name: asdict(one) for name, one in blind_baselines(*texts, seed=seed).items()}
-        cache.put(key, stored)
-    return {name: Baseline(**one) for name, one in stored.items()}
+    texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
+    return blind_baselines(*texts, seed=seed)
 
 
 def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:

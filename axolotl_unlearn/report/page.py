@@ -109,8 +109,7 @@ class View:
             counts = by_name[name].more.get("audit")
             if isinstance(counts, Mapping) and counts.get("resolution"):
                 label += f". {counts['resolution']}"
-            short = _short_ids([str(row.get("document", "")) for row in mine])
-            lines = [_line(row, short, n < MOST_TEXTS) for n, row in enumerate(mine[:most])]
+            lines = [_line(row, n < MOST_TEXTS) for n, row in enumerate(mine[:most])]
             yield {"model": name, "label": label, "lines": lines, "folded": place > 0}
 
     @cached_property
@@ -159,7 +158,7 @@ class View:
         return json.dumps(facts, indent=2, ensure_ascii=False, default=str)
 
 
-def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) -> dict[str, Any]:
+def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     """One document of the audit list as it is shown."""
     inner, figures = rows_of(row.get("rows")), []
     for key in AUDITED:
@@ -177,7 +176,7 @@ def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) ->
         if with_texts and one.get("generated")
     ]
     return {
-        "document": short[str(row.get("document", ""))],
+        "document": str(row.get("document", "")),
         "count": f"{len(inner)} rows" if inner else "",
         "texts": texts,
         "reading": str(row.get("reading", "")),
@@ -205,11 +204,3 @@ def _audited(value: Any, is_p: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return p_value(value, "") if is_p and number(value) is not None else show(number(value))
-
-
-def _short_ids(names: Sequence[str]) -> dict[str, str]:
-    """Ids without quotation marks, and cut to 8 characters where these still tell them apart."""
-    bare = {name: name.strip("\"'") for name in names}
-    cut = {name[:8] for name in bare.values()}
-    long = max(map(len, bare.values()), default=0) > 24
-    return {k: v[:8] for k, v in bare.items()} if long and len(cut) == len(bare) else bare

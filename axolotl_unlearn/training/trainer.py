@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import resource
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from axolotl_unlearn.columns import NOBODYS, ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
-from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned, peak_bytes
+from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
@@ -215,8 +214,6 @@ class UnlearnTrainer(AxolotlTrainer):
         output = super().train(*args, **kwargs)
         if not (self.args.load_best_model_at_end and self.state.best_model_checkpoint):
             self._as_meant(True)
-        if self.is_world_process_zero():
-            write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
         return output
 
     def _run(self) -> Run:
@@ -579,7 +576,7 @@ class UnlearnTrainer(AxolotlTrainer):
         else:
             loss = super().training_step(model, batch, num_items_in_batch)
         if not torch.isfinite(loss):
-            raise self._blown_up(f"the loss is {loss.item()}", model)
+            raise self._blown_up(f"the loss is {loss.item()}")
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
@@ -587,23 +584,12 @@ class UnlearnTrainer(AxolotlTrainer):
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         scales = self.accelerator.scaler is not None
         if norm is not None and not scales and not math.isfinite(norm):
-            raise self._blown_up(f"the gradient is {float(norm)}", model)
+            raise self._blown_up(f"the gradient is {float(norm)}")
         return norm
 
-    def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
-        alone = self.args.world_size == 1
-        return blown_up(
-            what,
-            self.state.global_step,
-            map(self._prepare_inputs, self._step_batches),
-            {
-                entry.name: (entry.side, partial(self._loss_of, model, entry=entry))
-                for entry in (self._phase(training=True).entries if alone else ())
-            },
-            model,
-            self.axolotl_cfg,
-            Path(self.args.output_dir),
-        )
+    def _blown_up(self, what: str) -> UnlearnError:
+        out = Path(self.args.output_dir)
+        return blown_up(what, self.state.global_step, self._step_batches, self.axolotl_cfg, out)
 
     # -- log ---------------------------------------------------------------------------------
 
@@ -640,14 +626,6 @@ class UnlearnTrainer(AxolotlTrainer):
                 before = found.get(name, (0.0, 0.0))
                 found[name] = before[0] + total, before[1] + count
         return found
-
-
-def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
-    """``cost.json``: seconds and steps of the run (after a resume: seconds since then), and the
-    peak memory of the device, or of the process where there is none."""
-    peak = peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-    cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak / 2**20)}
-    write_json(folder / "cost.json", cost)
 
 
 class _Logs(dict):

@@ -6,8 +6,7 @@
 A model of OLMo-7B's shape with random weights (time and memory do not depend on their values, so no
 score is reported), the task's 1112 forget and 1136 retain rows, `examples/olmo-7b/over.yml`; then
 stock mergekit by `mergekit_configs/olmo-7b-ties.yml` (to bfloat16) and `axolotl-unlearn eval` of 100 rows of each
-side. `recipe-gpu.json` has the seconds of each command, written when it ends, and what the training
-says of itself (`cost.json`).
+side. `recipe-gpu.json` has the seconds of each command, written when it ends.
 """
 
 from __future__ import annotations
@@ -117,8 +116,6 @@ def run(given: argparse.Namespace, work: Path) -> None:
             done = subprocess.run([sys.executable, "-m", *words], stdout=log, stderr=log)
         what = "failed_after" if done.returncode else "seconds"
         results[f"{name}_{what}"] = round(time.perf_counter() - start, 1)
-        if (cost := work / "over" / "cost.json").is_file():
-            results["training"] = yaml.safe_load(cost.read_text("utf-8"))
         write_json(given.out / "recipe-gpu.json", results)
         print(name, results, flush=True)
         if done.returncode:

@@ -1,15 +1,12 @@
 """Membership from inside the model: what an attacker sees who has its weights.
 
-A model can say the same of a text as one that never saw it and still carry it: its hidden states
-lie elsewhere than at texts it never saw, its loss is flatter around it (white-box, arXiv
-1812.00910), or a step against the text moves it less: G-Drift, arXiv 2604.00419, one step of
-gradient ascent on the text, whose changes of logits, hidden states and projections on fixed
-directions go into a classifier. G-Drift's code is not published: step, directions and summary over
-tokens are ours. The classifier is the cross-validated ridge of `metrics.learned`, which has an
-exact test.
+A model can say the same of a text as one that never saw it and still carry it: a step against the
+text moves it less. G-Drift, arXiv 2604.00419: one step of gradient ascent on the text, whose
+changes of logits, hidden states and projections on fixed directions go into a classifier. Its code
+is not published: step, directions and summary over tokens are ours. The classifier is the
+cross-validated ridge of `metrics.learned`, which has an exact test.
 
-Shape letters: T texts, n tokens, V vocabulary, L layers, D hidden size, W linear layers, K
-directions.
+Shape letters: T texts, n tokens, V vocabulary, L layers, D hidden size, K directions.
 """
 
 from __future__ import annotations
@@ -56,47 +53,6 @@ def _learning(model: Any, some: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for p, grad in wanted.items():
             p.requires_grad_(grad)
-
-
-@attack(
-    "states",
-    "hidden states",
-    "1 forward",
-    "arXiv 1812.00910; mean and spread over the tokens are ours",
-    judge=by_learning,
-)
-@torch.no_grad()
-def states(target: Target, texts: Sequence[str]) -> Array:
-    """``[T, 2 L D]``: mean and standard deviation, over the positions that predict a text's tokens,
-    of the hidden states after each layer."""
-    found = []
-    for query in target.queries(texts):
-        layers = _see(target.model, query)[1][1:]
-        parts = [part for state in layers for part in (state.mean(0), state.std(0, correction=0))]
-        found.append(torch.cat([part.cpu() for part in parts]).numpy())
-    return np.array(found)
-
-
-@attack(
-    "gradients",
-    "gradients",
-    "1 forward, 1 backward",
-    "arXiv 1812.00910; the norm for each layer is ours",
-    judge=by_learning,
-)
-def gradients(target: Target, texts: Sequence[str]) -> Array:
-    """``[T, W]``: natural logarithm of the norm of the gradient that a text's mean NLL gives each
-    linear layer but the head (fused experts are none; 1e-30 where no token reaches it)."""
-    model, found = target.model, []
-    head = model.get_output_embeddings()
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    weights = [layer.weight for layer in layers]
-    with _learning(model, weights):
-        for query in target.queries(texts):
-            given = torch.autograd.grad(_see(model, query)[2], weights, allow_unused=True)
-            norms = [0.0 if g is None else float(g.float().norm()) for g in given]
-            found.append(np.log(np.maximum(norms, 1e-30)))
-    return np.array(found)
 
 
 def drift(
