@@ -32,7 +32,6 @@ PLACES = {
     "FieldArgs": "unlearn.data.fields",
     "LabelArgs": "unlearn.data.labels",
     "PairingArgs": "unlearn.pairing",
-    "AnnealArgs": "anneal",
     "ExtensionArgs": "unlearn.extensions (an entry)",
 }
 

@@ -1,4 +1,4 @@
-"""Phases, and weights that change; real runs are in test_train_axolotl."""
+"""Phases; real runs are in test_train_axolotl."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, 
 
 BLOCK = {
     "phases": [
-        {"steps": 5, "forget": {"objective": "ga", "weight": 0.8, "anneal": "linear"}},
+        {"steps": 5, "forget": {"objective": "ga", "weight": 0.8}},
         {
             "epochs": 1.5,
             "learning_rate": 2e-4,
-            "retain": {
-                "objective": "nll",
-                "weight": 1.0,
-                "anneal": {"schedule": "cosine", "to": 0.5},
-            },
+            "retain": {"objective": "nll"},
         },
     ]
 }
@@ -40,18 +36,6 @@ def test_phases_follow_each_other():
     assert [phase_at([first, second], step).start for step in (0, 4, 5, 7, 8)] == [0, 0, 5, 5, 5]
     assert (first.sides, second.sides) == ({"forget"}, {"retain"})
     assert second.learning_rate == pytest.approx(2)
-
-
-def test_weights_are_a_function_of_the_step():
-    """linear from .8 to 0 in 5 steps: quarters of .8. cosine from 1 to .5 in 3: half way at
-    .5 + .5 (1 + cos(pi/2))/2 = .75. Beyond its steps a phase keeps its ends."""
-    first, second = phases()
-    assert [first.weights(step)[0] for step in range(6)] == pytest.approx(
-        [0.8, 0.6, 0.4, 0.2, 0, 0]
-    )
-    assert [second.weights(step)[0] for step in (4, 5, 6, 7, 9)] == pytest.approx(
-        [1, 1, 0.75, 0.5, 0.5]
-    )
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])

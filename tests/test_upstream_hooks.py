@@ -87,7 +87,6 @@ SINCE = {"post_lora_merge": "0.21"}
 OURS = (
     "axolotl_unlearn.plugin.UnlearnPlugin",
     "axolotl_unlearn.training.trainer.UnlearnTrainer",
-    "axolotl_unlearn.training.extensions.Stateful",
     "axolotl_unlearn.training.level.LevelCallback",
     "axolotl_unlearn.data.strategy.RoleStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",

@@ -243,7 +243,7 @@ def setting_notes(cfg: dict) -> list[str]:
     looks = next((f"`{key}: {cfg[key]}`" for key in often if cfg.get(key) not in (None, "no")), "")
     rows = cfg.get("test_datasets")
     args = block_of(dict(cfg))
-    moves = args and (args.phases or any(entry.anneal for _, entry in args.entries()))
+    moves = args and (args.phases or args.extensions)
     best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
@@ -264,7 +264,7 @@ def setting_notes(cfg: dict) -> list[str]:
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
         (moves and best and by_sum,
-         f"`{best}` compares sums whose weights change (`anneal`, `phases`): name a part as "
+         f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
         (cfg.get("revision_of_model") and os.path.isdir(name),

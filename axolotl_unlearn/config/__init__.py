@@ -100,13 +100,6 @@ def _check_parameters(entry: BaseModel, what: str, known: Mapping[str, inspect.P
         entry.model_extra[key] = getattr(validated, key)
 
 
-class AnnealArgs(Strict):
-    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
-
-    schedule: Literal["linear", "cosine"] = "linear"
-    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
-
-
 class ExtensionArgs(BaseModel):
     """One entry of ``extensions:``: a module of yours or of `research.methods`, and its settings.
 
@@ -174,9 +167,6 @@ class ObjectiveArgs(BaseModel):
 
     objective: str = Field(description="name in the registry; see `axolotl-unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
-    anneal: Annotated[AnnealArgs | None, _text_is("schedule")] = Field(
-        None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
-    )
     kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
         None, description="limit to completions or questions"
     )

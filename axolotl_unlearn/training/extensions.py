@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers import TrainerCallback
 
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.views import Entry
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.training.phases import Phase
 
@@ -140,32 +139,6 @@ class Extension(TrainerCallback):
     def logged(self) -> dict[str, float]:
         """For the log of training."""
         return {}
-
-
-class Stateful(Extension, ExportableState):
-    """The attributes named in ``kept`` are a part of each checkpoint; JSON keeps every bit."""
-
-    kept: ClassVar[tuple[str, ...]]
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"args": {}, "attributes": {name: getattr(self, name) for name in self.kept}}
-
-    def on_train_begin(self, args, state, control, **_: Any) -> None:
-        """On resume the state of the checkpoint is there, else that of the trainer's making.
-
-        Raises:
-            UnlearnError: The checkpoint is of a run without this.
-        """
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        if saved is None and state.global_step:
-            raise UnlearnError(
-                f"the checkpoint of step {state.global_step} holds nothing of "
-                f"{type(self).__name__}, which this config needs from the first step on; start the "
-                "run again from its beginning.",
-                code="resume.no-state",
-            )
-        vars(self).update(saved["attributes"] if saved else {})
 
 
 def make_extensions(args: UnlearnArgs, run: Run) -> list[Extension]:

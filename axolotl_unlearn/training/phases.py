@@ -1,4 +1,4 @@
-"""What happens when: phases of a run, and weights that change during one.
+"""What happens when: phases of a run.
 
 All but `forget_moments` is a pure function of the number of the optimizer step, so that a run that
 is stopped anywhere goes on exactly.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
+from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.engine.views import Entry, make_entries
 from axolotl_unlearn.errors import UnlearnError
 
@@ -45,25 +45,6 @@ class Phase:
     def roles(self) -> set[str]:
         """Roles of the rows that its objectives look at."""
         return {role for entry in self.entries for role in entry.objective.roles(entry.side)}
-
-    def weights(self, step: int) -> list[float]:
-        """Weight of each entry in the step with this global number."""
-        last = self.stop - 1 - self.start
-        progress = (step - self.start) / last if last > 0 else 0.0
-        return [weight_at(entry.args, min(max(progress, 0.0), 1.0)) for entry in self.entries]
-
-
-def weight_at(entry: ObjectiveArgs, progress: float) -> float:
-    """Weight of an entry: ``weight`` at progress 0, ``anneal.to`` at progress 1.
-
-    linear: ``w + (to - w) t``; cosine: ``to + (w - to) (1 + cos(pi t)) / 2``.
-    """
-    if entry.anneal is None:
-        return entry.weight
-    start, end = entry.weight, entry.anneal.to
-    if entry.anneal.schedule == "linear":
-        return start + (end - start) * progress
-    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def phase_steps(args: UnlearnArgs, steps_per_epoch: int) -> list[int]:

@@ -512,7 +512,7 @@ class UnlearnTrainer(AxolotlTrainer):
         return result.losses
 
     def _weigh(self, phase: Phase) -> Sequence[float]:
-        weights = phase.weights(self.state.global_step)
+        weights: Sequence[float] = [entry.args.weight for entry in phase.entries]
         for one in self.extensions:
             weights = one.on_weights(phase.entries, weights)
         return weights

@@ -23,8 +23,9 @@ from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
 from axolotl_unlearn.engine.views import make_entries
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Run, Stateful
+from axolotl_unlearn.training.extensions import Batch, Run
 from research.methods.surgery import gradients
+from research.methods.weights import Stateful
 
 LOG = logging.getLogger(__name__)
 

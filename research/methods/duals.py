@@ -21,7 +21,8 @@ from torch import Tensor
 
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.engine.views import Entry, make_entries
-from axolotl_unlearn.training.extensions import Run, Stateful
+from axolotl_unlearn.training.extensions import Run
+from research.methods.weights import Stateful
 
 
 class Rise(BaseModel, extra="forbid"):
@@ -83,8 +84,6 @@ class Duals(Stateful):
                 faults.append("`Duals`: give the level as `at_most`, `of_start` or `of_epoch`.")
             if name not in {entry.name for entry in entries}:
                 faults.append(f"`Duals`: no entry is called {name!r}.")
-            if any(entry.name == name and entry.args.anneal for entry in entries):
-                faults.append(f"`Duals` finds the weight of {name} by itself; remove `anneal`.")
         return faults
 
     def begin(self, run: Run) -> None:

@@ -19,8 +19,9 @@ from torch import nn
 from axolotl_unlearn.columns import NOBODYS, ROLES
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Run, Stateful
+from axolotl_unlearn.training.extensions import Batch, Run
 from axolotl_unlearn.training.level import ScoredRows
+from research.methods.weights import Stateful
 
 LOG = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ from research.methods.retain_filter import RetainFilter, most_changed
 from research.methods.saliency import salient
 from research.methods.sharpness import moved_uphill
 from research.methods.surgery import Surgery, adam_scales, dot, gru, gu, pcgrad
+from research.methods.weights import Anneal
 
 # ruff: noqa: F811
 PRESETS = Path(__file__).parents[1] / "methods/presets"
@@ -361,11 +362,20 @@ def test_tarf_weighs_its_ascent_as_published():
     """k(t) = max(0, k (T - t - t0) / T), T = 10, t0 = 2, k = .5; the first phase ends at t1 = 1."""
     args = parse_unlearn(preset("tarf"))
     first, second, last = make_phases(args, total=1, steps_per_epoch=1000, learning_rate=1e-4)
-    assert args.extensions[0].parameters == {"share": 0.1, "phase": 2}
-    for phase in (first, second):
+    *anneals, filtered = args.extensions
+    assert filtered.parameters == {"share": 0.1, "phase": 2}
+    for phase, one in zip((first, second), anneals, strict=True):
+        extension = one.kind(**one.parameters)
+        extension.begin(SimpleNamespace(phases=[first, second, last]))
         for step in (phase.start, (phase.start + phase.stop) // 2, phase.stop - 1):
-            expected = 0.5 * (10 - step / 1000 - 2) / 10
-            assert phase.weights(step)[0] == pytest.approx(expected, abs=1e-4)
+            extension.state = SimpleNamespace(global_step=step)
+            (weight, *_) = extension.on_weights(
+                phase.entries, [entry.args.weight for entry in phase.entries]
+            )
+            assert weight == pytest.approx(0.5 * (10 - step / 1000 - 2) / 10, abs=1e-4)
+    cosine = Anneal(entry="forget/ga", to=0.5, schedule="cosine")
+    cosine.phase = SimpleNamespace(start=5, stop=8)
+    assert [cosine.weight(1.0, s) for s in (4, 5, 6, 7, 9)] == pytest.approx([1, 1, 0.75, 0.5, 0.5])
     assert last.sides == {"retain"} and last.stop == 10_000
 
 
