@@ -13,7 +13,6 @@ from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import (
     Fields,
     Record,
-    check_disjoint,
     document_id,
     is_ambiguous,
     kind_of,
@@ -225,19 +224,6 @@ def test_a_stream_may_repeat_its_ids(tmp_path):
     assert read_records(tmp_path / "stream.jsonl", unique=False) == [EXPECTED[0]] * 2
 
 
-def test_disjoint():
-    one, two, three = EXPECTED
-    check_disjoint([one], [two, three])
-    with fails("data.both-sides") as error:
-        check_disjoint([one, three], [two, three], "f.jsonl", "r.jsonl")
-    assert "record 2 of f.jsonl" in str(error.value)
-    twin = Record("other", three.input, three.output, "Task2", "question")
-    with fails("data.both-sides"):
-        check_disjoint([twin], [three])
-    made_up = [Record("row0", "a", "b")], [Record("row0", "c", "d")]
-    check_disjoint(*made_up)  # both files lack ids: only their texts can be compared
-
-
 def test_documents(tmp_path):
     path = tmp_path / "m.jsonl"
     rows = [{"id": "d1", "document": "One."}, {"id": 2, "text": "Two."}, ROWS[0]]
@@ -269,7 +255,6 @@ def test_lume():
     ]
     assert counts == [(1112, 342, 342), (1136, 364, 364)]
     assert {r.task_number for r in forget} == {1, 2, 3}
-    check_disjoint(forget, retain)
 
 
 def test_lines_of_our_own_files(tmp_path):

@@ -19,11 +19,14 @@ from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_confi
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.overlap import check_sides, near_note
 from axolotl_unlearn.data.records import (
+    KEPT,
     SUFFIXES,
     Record,
+    both_sides,
     is_ambiguous,
     is_made_up,
     read_records,
+    shared,
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
@@ -335,13 +338,7 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
     for (path, forget), side in product(sets["forget"], ("retain", "alternative")):
         for other, records in sets[side]:
-            known = {(record.input, record.output): n for n, record in enumerate(records, 1)}
-            texts = [(record.input, record.output) for record in forget]
-            if both := [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]:
-                why = "a row cannot be forgotten and kept: remove them from one side"
-                faults.append(
-                    f"{path} and {other} share {len(both)} rows (the first is row {both[0][0]} "
-                    f"here, row {both[0][1]} there); "
-                    f"{why if side == 'retain' else 'write another answer'}."
-                )
+            if both := shared(forget, records):
+                cure = KEPT if side == "retain" else "write another answer"
+                faults.append(both_sides(path, other, both, cure))
     return faults

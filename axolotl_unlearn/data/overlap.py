@@ -17,6 +17,7 @@ import numpy as np
 
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.data.near import near_texts
+from axolotl_unlearn.data.records import KEPT
 from axolotl_unlearn.errors import UnlearnError
 
 #: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
@@ -51,7 +52,7 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
     for row in forget[np.isin(said[forget], said[role != ROLES["forget"]])]:
         places[said[row]].append(int(row))
     for side, cure in (
-        ("retain", "a row cannot be forgotten and kept: remove them from one side"),
+        ("retain", KEPT),
         ("alternative", "write another answer"),
     ):
         both = []

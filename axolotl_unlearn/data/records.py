@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,35 +243,23 @@ def document_name(value: Any) -> str:
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
 
 
-def check_disjoint(
-    forget: Iterable[Record],
-    retain: Iterable[Record],
-    forget_name: str = "the forget set",
-    retain_name: str = "the retain set",
-) -> None:
-    """Refuse a row that is to be forgotten and kept at once.
+def shared(forget: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
+    """Numbers, from 1, of forget rows and of the others that have their input and output."""
+    known = {(record.input, record.output): n for n, record in enumerate(others, 1)}
+    texts = [(record.input, record.output) for record in forget]
+    return [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
 
-    Raises:
-        UnlearnError: Names the first row of the forget set that has the id, or both input and
-            output, of a row of the retain set.
-    """
-    retain = list(retain)
-    ids = {record.id for record in retain if not is_made_up(record.id)}
-    texts = {(record.input, record.output): record.id for record in retain}
-    for number, record in enumerate(forget, start=1):
-        if record.id in ids:
-            raise UnlearnError(
-                f"the id {short(record.id)} (record {number} of {forget_name}) is also in "
-                f"{retain_name}; a row cannot be forgotten and kept: remove it from one of them.",
-                code="data.both-sides",
-            )
-        twin = texts.get((record.input, record.output))
-        if twin is not None:
-            raise UnlearnError(
-                f"{short(record.id)} (record {number} of {forget_name}) has the same input and "
-                f"output as {short(twin)} in {retain_name}; remove it from one of them.",
-                code="data.both-sides",
-            )
+
+def both_sides(forget: str, other: str, rows: Sequence[tuple[int, int]], cure: str) -> str:
+    """The sentence for `shared` rows of two files."""
+    return (
+        f"{forget} and {other} share {len(rows)} rows (the first is row {rows[0][0]} here, row "
+        f"{rows[0][1]} there); {cure}."
+    )
+
+
+#: What to do about rows of the forget side and of the retain side.
+KEPT = "a row cannot be forgotten and kept: remove them from one side"
 
 
 def text_of(

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from axolotl_unlearn.config import FieldArgs
 from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
-from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
+from axolotl_unlearn.data.records import SUFFIXES, Record, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
 from axolotl_unlearn.evaluation.options import Option, read_options
@@ -159,8 +159,10 @@ def load_sets(
     sides: dict[str, list[Any]] = {"forget": [], "retain": [], "member": [], "nonmember": []}
     if "tasks" in parts:
         sides |= {side: _records(folder, side, notes) for side in ("forget", "retain")}
-        paths = [str(need_file(folder, side)) for side in ("forget", "retain")]
-        check_disjoint(sides["forget"], sides["retain"], *paths)
+        if both := reading.shared(sides["forget"], sides["retain"]):
+            paths = [str(need_file(folder, side)) for side in ("forget", "retain")]
+            says = reading.both_sides(*paths, both, reading.KEPT)
+            raise UnlearnError(says, code="data.both-sides")
     if "mia" in parts:
         sides |= {s: _documents(folder, s, min_members, join) for s in ("member", "nonmember")}
         texts = {text: name for name, text in sides["member"]}
