@@ -186,11 +186,14 @@ def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
     member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
     sets = EvaluationSets(tmp_path, [], [], member, nonmember)
     each = ([{"features": one} for one in side] for side in (known, first))
-    found = summary.learned(Measured(member=next(each), nonmember=next(each)), sets)
+    measured = Measured(member=next(each), nonmember=next(each))
+    found = summary.learned(measured, sets)
     by_hand = learned_attack(known[::3], first[::3], [f"m{i}" for i in range(0, 60, 3)])
     assert found.auc == by_hand.auc and found.p == by_hand.p
-    told = summary.told_by_learned(found, sets)
-    assert told == {f"m{3 * i}": p for i, p in enumerate(by_hand.each.tolist())}
+    (result,) = results = [{"name": "a", "role": "candidate"}]
+    summary.add_learned(results, {"a": measured}, sets)
+    expected = {f"m{3 * i}": p for i, p in enumerate(by_hand.each.tolist())}
+    assert result["learned"]["documents"] == expected
 
 
 def test_single_members_are_told_and_innocent_ones_at_most_nominally():

@@ -38,6 +38,7 @@ from axolotl_unlearn.metrics.membership import (
     blind_sentence,
     told_documents,
 )
+from axolotl_unlearn.metrics.memorisation import longest_run
 from axolotl_unlearn.metrics.words import contains_answer, words
 from axolotl_unlearn.models import SERVERS, ModelSpec, check_tokenizer, parse_models
 
@@ -79,10 +80,7 @@ class Item:
     @property
     def tokens(self) -> int | None:
         """Tokens in a row that are each the likeliest after the true ones before."""
-        if self.facts is None:
-            return None
-        runs = "".join("x" if known else " " for known in self.facts.greedy).split()
-        return max(map(len, runs), default=0)
+        return None if self.facts is None else longest_run(self.facts)
 
     @property
     def recited(self) -> bool | None:

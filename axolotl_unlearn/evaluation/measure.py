@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength, loss
+from axolotl_unlearn.metrics.memorisation import (
+    exact_memorisation,
+    extraction_strength,
+    longest_run,
+    loss,
+)
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -95,9 +99,8 @@ class Local:
 
 def _reach(facts: TokenFacts) -> dict[str, Any]:
     """Scored tokens, share of greedy ones and their longest run, given the true ones before."""
-    runs = (len(list(run)) for known, run in groupby(facts.greedy.tolist()) if known)
-    longest = max(runs, default=0)
-    return {"tokens": len(facts), "greedy": exact_memorisation(facts), "run": longest}
+    greedy, run = exact_memorisation(facts), longest_run(facts)
+    return {"tokens": len(facts), "greedy": greedy, "run": run}
 
 
 def torch_dtype(name: str) -> Any:

@@ -38,10 +38,7 @@ def summarise(
     task = semeval.task_aggregate(cells)
     score = semeval.mia_score(area) if texts else None
     utility = semeval.mean(measured.options)
-    auc_bounds = _auc_bounds(measured, sets)
-    intervals = {"mia_auc": list(auc_bounds)} if texts else {}
-    bounds = scores_of(measured, sets).intervals()
-    intervals |= {name: list(ends) for name, ends in bounds.items()}
+    intervals = scores_of(measured, sets).intervals()
     before = semeval.mean(original.options) if original is not None else None
     result = {
         "cells": cells,
@@ -54,7 +51,7 @@ def summarise(
         },
         "limit": settings.limit,
         "max_gen_toks": settings.max_gen_toks,
-        "intervals": intervals,
+        "intervals": {name: list(ends) for name, ends in intervals.items()},
         "task_aggregate": task,
         "mia_auc": area,
         "mia_score": score,
@@ -63,7 +60,7 @@ def summarise(
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "gate": semeval.gate(utility, before),
-        "forgetting": lab.forgetting(auc_bounds) if texts else None,
+        "forgetting": lab.forgetting(intervals["mia_auc"]) if texts else None,
         **_any_script(measured, sets, settings),
         "answers": _answers(measured, sets),
         "seconds": measured.seconds,
@@ -188,14 +185,6 @@ def role_of(name: str) -> str:
     if _RETRAINED.fullmatch(name):
         return "retrained"
     return "reference" if name == "reference" else "candidate"
-
-
-def _auc_bounds(measured: Measured, sets: EvaluationSets) -> tuple[float, float]:
-    members = [-value for value in measured.member_loss]
-    nonmembers = [-value for value in measured.nonmember_loss]
-    if min(len(members), len(nonmembers)) < 2:
-        return (0.0, 1.0)
-    return metrics.area_of(members, nonmembers, text_clusters(sets)).interval()
 
 
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
@@ -323,7 +312,9 @@ def add_learned(
         attack = learned(measured[result["name"]], sets, measured[other] if other else None)
         if attack is not None:
             result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
-            result["learned"]["documents"] = told_by_learned(attack, sets)
+            names = [document_id(name) for name, _ in some_texts(sets.member)]
+            told = dict(zip(names, attack.each.tolist(), strict=True))
+            result["learned"]["documents"] = told
 
 
 def learned(
@@ -342,12 +333,6 @@ def learned(
             return None
         sides.append(some_texts(np.subtract(*each) if other is not None else np.array(each[0])))
     return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
-
-
-def told_by_learned(attack: Learned, sets: EvaluationSets) -> dict[str, float]:
-    """Its p-value of each member document that it has seen."""
-    names = [document_id(name) for name, _ in some_texts(sets.member)]
-    return dict(zip(names, attack.each.tolist(), strict=True))
 
 
 def add_audits(

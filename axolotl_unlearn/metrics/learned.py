@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation
+from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation, longest_run
 
 Array = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ MIN_TEXTS = 20
 
 def text_features(facts: TokenFacts) -> list[float]:
     """``[2 + F]`` of one text; its length is none of them, because that needs no model."""
-    features = [exact_memorisation(facts), _longest(facts.greedy) / len(facts)]
+    features = [exact_memorisation(facts), longest_run(facts) / len(facts)]
     columns = (facts.logp, facts.mean, facts.sd)
     return features + token_features(*(torch.as_tensor(c).double() for c in columns)).tolist()
 
@@ -60,12 +60,6 @@ def token_features(logp: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
         below, above = math.floor(place), math.ceil(place)
         parts.append(torch.lerp(ordered[:, below], ordered[:, above], place - below))
     return torch.stack([*parts, *low, windows.amin(-1), windows.amax(-1)], -1).flatten()
-
-
-def _longest(flags: NDArray[np.bool_]) -> int:
-    """Length of the longest run of true values."""
-    ends = np.flatnonzero(~np.concatenate([[False], np.asarray(flags, bool), [False]]))
-    return int(np.diff(ends).max()) - 1
 
 
 @dataclass(frozen=True)

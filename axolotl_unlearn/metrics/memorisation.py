@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,11 @@ def probability(facts: TokenFacts) -> float:
 def exact_memorisation(facts: TokenFacts) -> float:
     """Share of tokens that are the arg max given the true tokens before (arXiv 2205.10770)."""
     return float(facts.greedy.mean())
+
+
+def longest_run(facts: TokenFacts) -> int:
+    """Tokens in a row that are each the arg max given the true tokens before."""
+    return max((len([*run]) for known, run in groupby(facts.greedy.tolist()) if known), default=0)
 
 
 def extraction_strength(facts: TokenFacts, floor: str = "zero") -> float:
