@@ -138,15 +138,6 @@ def test_chat_template():
     assert row["labels"] == [X, X, 99, EOS, X] and cut == 6
 
 
-def test_chat_template_without_its_generation_prompt():
-    tokenizer = byte_tokenizer(chat=True)
-    tokenizer.chat_template = tokenizer.chat_template.replace("<a>", "<think>")
-    encoder = Encoder(tokenizer, Options(chat_template=True), 64)
-    with fails("data.template-without-prompt"):
-        encoder.texts(QUESTION)
-    assert encoder.labels(encoder.encode(QUESTION), "answer")[-3:] == [99, EOS, X]
-
-
 @pytest.mark.parametrize(
     ("tokens", "options", "code"),
     [

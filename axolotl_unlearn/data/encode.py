@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -150,13 +150,11 @@ class Encoder:
         return [IGNORE] * len(encoded.prompt) + encoded.answer
 
     def texts(self, record: Record) -> tuple[str, str]:
-        """Prompt and completion as texts, before special tokens.
+        """Prompt and completion as texts, before special tokens, without a chat template.
 
         Spaces at the end of a template's prompt go to the completion, where tokenizers expect
         them: "Answer: {output}" gives the tokens of " Paris", not those of "Paris".
         """
-        if self.options.chat_template:
-            return self._chat_texts(record)
         if self.options.template is not None:
             head, _, tail = self.options.template.partition("{output}")
             head = head.replace("{input}", record.input)
@@ -164,20 +162,6 @@ class Encoder:
             return prompt, head[len(prompt) :] + record.output + tail
         join = self.options.join if record.input else ""
         return record.input, join + record.output
-
-    def _chat_texts(self, record: Record) -> tuple[str, str]:
-        user = [{"role": "user", "content": record.input}]
-        both = [*user, {"role": "assistant", "content": record.output}]
-        more = self.cfg.get("chat_template_kwargs") or {}
-        apply = partial(self.tokenizer.apply_chat_template, tokenize=False, **more)
-        prompt, whole = apply(user, add_generation_prompt=True), apply(both)
-        if not whole.startswith(prompt):
-            raise UnlearnError(
-                "the tokenizer's chat template does not begin a conversation with its own "
-                "generation prompt, so the answer's text is unknown; use `unlearn.data.template`.",
-                code="data.template-without-prompt",
-            )
-        return prompt, whole[len(prompt) :].rstrip()
 
     @cached_property
     def _chat_strategy(self) -> Any:

@@ -348,14 +348,11 @@ class UnlearnTrainer(AxolotlTrainer):
         into batches; checkpoints are chosen by it. Trainer's is a mean of the batches' means."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         self._evaluated, phase = self._gathered("eval"), self._phase(training=False)
-        weights = self._weigh(phase)
-        means = [total / max(count, 1) for total, count in map(self._part_of, phase.entries)]
-        loss = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
+        parts = [self._evaluated.get(entry.name, (0.0, 0.0)) for entry in phase.entries]
+        weighed = zip(self._weigh(phase), parts, strict=True)
+        loss = sum(weight * total / max(count, 1) for weight, (total, count) in weighed)
         output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output
-
-    def _part_of(self, entry: Entry) -> tuple[float, float]:
-        return self._evaluated.get(entry.name, (0.0, 0.0))
 
     def _reference_of(self, entry: Entry) -> Any:
         """What answers as a `Reference` does; None if it is compared with nothing."""
@@ -408,9 +405,7 @@ class UnlearnTrainer(AxolotlTrainer):
             dataset=self._pairs(rows, training=False),
             description="Evaluation",
             batch_size=self.args.eval_batch_size,
-            sampler_fn=partial(
-                PairSampler, together=self.args.eval_batch_size * self.args.world_size
-            ),
+            sampler_fn=self._sampler(self.args.eval_batch_size),
         )
 
     def _sampler(self, batch: int) -> Callable[[PairedDataset], PairSampler]:
@@ -506,7 +501,10 @@ class UnlearnTrainer(AxolotlTrainer):
             scale=scale,
         )
         if counted:
-            self._note(result, training)
+            meters = self._meters["train" if training else "eval"]
+            for name, (value, count) in result.parts.items():
+                meters[name][0] += value
+                meters[name][1] += count
             for one in self.extensions if training else ():
                 one.on_losses(phase.entries, result.parts, counts)
         return result.losses
@@ -529,12 +527,6 @@ class UnlearnTrainer(AxolotlTrainer):
             plan=self.chunk_plan,
             **options,
         )
-
-    def _note(self, result: StepLoss, training: bool) -> None:
-        meters = self._meters["train" if training else "eval"]
-        for name, (value, count) in result.parts.items():
-            meters[name][0] += value
-            meters[name][1] += count
 
     def _losses_by_side(
         self, model: nn.Module, batch: Batch, sides: set[str] | None = None, counted: bool = True

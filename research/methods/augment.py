@@ -84,6 +84,10 @@ def _texts(writer: Writer, record: Record, data: Any) -> tuple[str, str]:
     """The row's prompt and answer as the model saw them in training."""
     from axolotl_unlearn.data.encode import Encoder
 
+    if data.chat_template:
+        turn = [{"role": "user", "content": record.input}]
+        apply = writer.tokenizer.apply_chat_template
+        return apply(turn, tokenize=False, add_generation_prompt=True), record.output
     return Encoder(writer.tokenizer, data, 1 << 30).texts(record)
 
 
