@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from statistics import harmonic_mean
 from typing import Any
@@ -180,22 +179,3 @@ def _distance(model: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
         gap = ends[0] - ends[1]
         found[side] = {"value": gap, "interval": [gap - 0.005, gap + 0.005], "p": 0.5}
     return found
-
-
-def make_many(count: int) -> dict[str, Any]:
-    """As many models as a sweep has, with scores of their own."""
-    results = make_results()
-    some = [model for model in results["models"] if model["name"] in ("over", "under", "merged")]
-    models = [m for m in results["models"] if m["name"] in ("original", "retrained")]
-    rng = np.random.default_rng(0)
-    for number in range(count - len(models)):
-        model = copy.deepcopy(some[number % 3])
-        model["name"] = f"npo-beta{number % 7 / 10}-lr{number % 5 + 1}e-5-seed{number}"
-        model["intervals"] = {}
-        for scores in (model, model["cells"]):
-            for key, value in scores.items():
-                if isinstance(value, float) and key != "mia_auc":
-                    scores[key] = float(np.clip(value + rng.uniform(-0.15, 0.15), 0, 1))
-        model["utility"] = round(model["utility"] * 400) / 400  # of so many questions
-        models.append(model)
-    return results | {"models": models}

@@ -200,50 +200,6 @@ def test_processes_draw_disjoint_rows(processes):
     assert len(everything) == len(set(everything)) == 36
 
 
-def test_a_resumed_trainer_sees_the_same_batches(tmp_path):
-    """Real Trainer: 7 pairs, batch 2, 3 epochs = 12 steps; resumed from the checkpoint at 6,
-    in the middle of the second epoch."""
-    from conftest import tiny_llama
-    from transformers import Trainer, TrainingArguments
-
-    seen: list[list[int]] = []
-
-    class Recorder(Trainer):
-        def get_train_dataloader(self):
-            pairs = PairedDataset(self.train_dataset, seed=5)
-            return self._get_dataloader(
-                pairs, "Training", 2, lambda p: PairSampler(p), is_training=True
-            )
-
-        def compute_loss(self, model, inputs, **_):
-            seen.append(inputs["row"].tolist())
-            return model(**{k: inputs[k] for k in ("input_ids", "attention_mask", "labels")}).loss
-
-    def run(resume=None):
-        seen.clear()
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=2,
-            num_train_epochs=3,
-            save_steps=6,
-            use_cpu=True,
-            remove_unused_columns=False,
-            report_to=[],
-            disable_tqdm=True,
-        )
-        Recorder(
-            model=tiny_llama(vocabulary=300).train(),
-            args=arguments,
-            train_dataset=merged(7, 5),
-            data_collator=PairCollator(257),
-        ).train(resume_from_checkpoint=resume)
-        return list(seen)
-
-    whole = run()
-    assert len(whole) == 12
-    assert run(resume=str(tmp_path / "checkpoint-6")) == whole[6:]
-
-
 def with_alternatives(forget: int = 4, each: int = 2, retain: int = 3):
     """Forget row i answers to id i; its alternatives are rows i, i + forget ... of their file."""
     from datasets import Dataset

@@ -18,7 +18,7 @@ from browser import HOSTILE, chromium, hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_fixture import SECRET, make_many, make_results
+from report_fixture import SECRET, make_results
 from rich.console import Console
 from verdict_fixture import entry, put_back
 from verdict_fixture import results as verdict_results
@@ -26,7 +26,7 @@ from verdict_fixture import results as verdict_results
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits
 from axolotl_unlearn.metrics.results import load_results
-from axolotl_unlearn.report import charts, table, write_report
+from axolotl_unlearn.report import table, write_report
 from axolotl_unlearn.report.page import attack_title
 
 PLOTS = {"auc", "plane"}
@@ -447,26 +447,6 @@ document.body.innerHTML = "<pre>" + JSON.stringify(
 """
 
 
-@needs_chromium
-def test_browser_reports_no_console_error(tmp_path):
-    page = everything(tmp_path, audit=audit_with_text())
-    shot = tmp_path / "page.png"
-    done = chromium(
-        tmp_path, "--enable-logging=stderr", "--v=0", f"--screenshot={shot}", page.as_uri()
-    )
-    assert shot.stat().st_size > 20_000
-    assert "CONSOLE" not in done.stderr
-
-
-@needs_chromium
-def test_browser_console_is_really_watched(tmp_path):
-    """The check above would see an error: this page makes one."""
-    page = tmp_path / "bad.html"
-    page.write_text("<script>console.error('seen')</script>")
-    done = chromium(tmp_path, "--enable-logging=stderr", "--v=0", "--dump-dom", page.as_uri())
-    assert "CONSOLE" in done.stderr and "seen" in done.stderr
-
-
 def probed(tmp_path, page, width):
     """What `PROBE` finds of a page in a frame so wide."""
     wrapper = tmp_path / "frame.html"
@@ -477,24 +457,6 @@ def probed(tmp_path, page, width):
     size = f"--window-size={width + 100},2000"
     done = chromium(tmp_path, size, "--virtual-time-budget=5000", "--dump-dom", wrapper.as_uri())
     return json.loads(re.search(r"<pre>(\{.*\})</pre>", done.stdout, re.S)[1])
-
-
-@needs_chromium
-def test_browser_shows_fifty_models(tmp_path):
-    """Names lay on each other in every chart, and 48 audit lists made a page of megabytes."""
-    results = make_many(50)
-    names = [model["name"] for model in results["models"]]
-    audit = [line | {"model": name} for name in names[2:] for line in make_audit(name) * 100]
-    page = write_report(
-        results,
-        tmp_path / "report.html",
-        extras={"audit": audit},
-    ).read_text()
-    assert len(page) < 3e6 and all(page.count(name) > 2 for name in names)
-    outcome = probed(tmp_path, page, 1280)
-    assert outcome["found"] == []
-    plane = page[page.index('data-plot="plane"') :].partition("</svg>")[0]
-    assert all(f">{charts._short(name)}</text>" in plane for name in names)
 
 
 @needs_chromium
@@ -509,14 +471,6 @@ def test_browser_draws_every_plot_inside_its_frame(tmp_path, width, long):
     outcome = probed(tmp_path, page, width)
     assert outcome["found"] == []
     assert set(outcome["plots"]) == PLOTS
-
-
-@needs_chromium
-def test_browser_prints_the_page(tmp_path):
-    page = everything(tmp_path)
-    paper = tmp_path / "page.pdf"
-    chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
-    assert paper.read_bytes().startswith(b"%PDF")
 
 
 @needs_chromium

@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 from report_fixture import make_results
 from rich.console import Console
 
@@ -85,24 +84,3 @@ def test_narrow_terminals_and_missing_scores():
         and text.split("Model")[1].count("n/a") == 5
         and "n not recorded" in " ".join(text.split())
     )
-
-
-@pytest.mark.parametrize("name", ["ascent", "over", "under"])
-def test_verdicts_of_doubtful_models_never_say_good(name):
-    results = make_results()
-    original, retrained = by_name(results, "original"), by_name(results, "retrained")
-    text = verdict(by_name(results, name), original, retrained)
-    assert "good" not in text and "keeps the rest" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("ascent", {"aggregate": 0.4}, ("are broken", "97 % of outputs repeat one token")),
-        ("over", {"utility": 0.6}, ("utility 0.60", "0.75 is asked", "are broken")),
-        ("merged", {"utility": None}, ("utility was not measured", "does not show it")),
-    ],
-)
-def test_the_sentence_names_what_decided(name, change, words):
-    text = verdict(by_name(make_results(), name) | change, by_name(make_results(), "original"))
-    assert all(word in text for word in words), text

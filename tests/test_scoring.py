@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import plain
 import pytest
@@ -14,13 +13,11 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine.head import learn_after_head
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
-from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.preference import _DIVERGENCES
-from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.start import check_trained, make_reference
 
 FORGET, RETAIN, ALTERNATIVES = [0, 1, 2], [3, 4], [5, 6, 7]
@@ -512,23 +509,3 @@ def test_losses_of_either_side_and_weights_given_from_outside():
             assert_close(g, w, rtol=1e-4, atol=1e-5)
     alone = step_loss(model, batch, entries[2:3])
     assert set(alone.losses) == {"retain"}
-
-
-def test_every_entry_may_have_a_reference_of_its_own():
-    """NPO against the base, KL against a teacher (here: the same shape with other weights)."""
-    model, batch = lora_model(), random_batch(seed=3)
-    base, teacher = tiny_llama(seed=1).double(), tiny_llama(seed=7).double()
-
-    class Teacher(Reference):
-        def look_up(self, model, unwrapped, batch, needs):
-            with torch.no_grad():
-                found = observe(teacher, batch, needs)
-            return replace(found, logits=lambda states: teacher.lm_head(states))
-
-    sources = {"forget/npo": reference_for(model), "retain/kl": Teacher()}
-    entries = entries_for(("forget", {"objective": "npo"}), ("retain", {"objective": "kl"}))
-    got = step_loss(model, batch, entries, reference=sources).total
-    expected = plain.npo(model, base, batch, FORGET, 0.1, "sum") + plain.kl(
-        model, teacher, batch, RETAIN, "reverse", "answer"
-    )
-    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
-import kills
 import pytest
 import torch
 import yaml
@@ -105,34 +103,6 @@ def test_a_model_writes(config, tmp_path):
     assert rows(file)[:6] == first
     call("alternatives", config, *options, "--seed", 1)
     assert rows(file)[:6] != first
-
-
-def test_killed_with_kill_9_it_goes_on(config, tmp_path):
-    """At drawn moments: no half row, and a second call gives those of a call in peace."""
-
-    def work(out):
-        call(
-            "alternatives",
-            config,
-            "--number",
-            2,
-            "--max-new-tokens",
-            4,
-            "--out",
-            tmp_path / out / "rows",
-        )
-
-    work("whole")
-    whole = kills.files(tmp_path / "whole")
-    last, rng = kills.moments(lambda: work("try"), tmp_path), random.Random(0)
-    for number in range(3):
-        out = f"killed{number}"
-        kills.kill_at(lambda out=out: work(out), rng.randrange(last // 3, last), tmp_path)
-        if (tmp_path / out / "rows").exists():
-            assert (tmp_path / out / "rows").read_bytes() == whole["rows"]
-        work(out)
-        left = {n: raw for n, raw in kills.files(tmp_path / out).items() if ".tmp" not in n}
-        assert kills.same(whole, left)
 
 
 def test_what_was_written_is_private_and_listed(config, tmp_path):
