@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -15,14 +14,12 @@ import yaml
 from fault_codes import fails
 
 from axolotl_unlearn.checks import config as config_checks
-from axolotl_unlearn.checks.axolotl_options import absent
 from axolotl_unlearn.checks.config import (
     PLUGIN,
     config_faults,
-    prepare,
     setting_notes,
 )
-from axolotl_unlearn.checks.report import check, summary
+from axolotl_unlearn.checks.report import check
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.reading import read_config
@@ -399,19 +396,6 @@ def test_what_a_model_cannot_take(model, settings, says, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"evals_per_epoch": 2}, "`evals_per_epoch: 2` evaluates nothing without"),
-        ({"eval_strategy": "no"}, None),
-        ({"adapter": "qlora", "load_in_4bit": True}, "evaluate the merged model"),
-    ],
-)
-def test_what_a_run_does_otherwise_is_noted(settings, says, tmp_path):
-    found = setting_notes(plain(base_model=str(tmp_path)) | settings)
-    assert len(found) == (says is not None) and (says is None or says in found[0]), found
-
-
-@pytest.mark.parametrize(
     ("deepspeed", "told"),
     [
         ({"zero_optimization": {"stage": 3}}, True),
@@ -447,69 +431,6 @@ def test_a_key_that_stands_twice_in_a_config(tmp_path, text, fault):
     path.write_text(text)
     with pytest.raises(UnlearnError, match=fault) if fault else nullcontext():
         assert read_config(path)["d"] == {"lr": 2, "s": 3}
-
-
-@pytest.mark.parametrize(
-    ("files", "more", "says"),
-    [
-        ("config.json model.safetensors tokenizer.json", {}, None),
-        ("config.json model.safetensors", {}, "has no tokenizer"),
-        ("config.json model.safetensors", {"tokenizer_config": "a/b"}, None),
-        ("config.json tokenizer.json", {}, "has no weights"),
-        ("config.json tokenizer.json", {"reinit_weights": True}, None),
-        ("model.safetensors tokenizer.json", {}, "has no config.json"),
-        ("adapter_config.json adapter_model.safetensors config.json tokenizer.json", {},
-         "is a LoRA adapter: merge it first"),
-        ("", {}, "has no config.json"),
-        (None, {}, "does not exist"),
-    ],
-)  # fmt: skip
-def test_a_base_model_that_cannot_be_trained(files, more, says, entry, tmp_path):
-    """Each was "ready", also with --full, and ended in a traceback of transformers."""
-    folder = tmp_path / "base"
-    for name in () if files is None else ("", *files.split()):
-        folder.mkdir(exist_ok=True)
-        if name:
-            (folder / name).write_text("{}")
-    cfg = {"plugins": [PLUGIN], "datasets": [entry([FORGET])], "base_model": str(folder)}
-    file = tmp_path / "my.yml"
-    file.write_text(yaml.safe_dump(cfg | {"unlearn": {"forget": {"objective": "npo"}}} | more))
-    found, _, _ = check(file)
-    assert len(found) == (says is not None) and (says is None or says in found[0]), found
-
-
-def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
-    """Both were refused."""
-    pasted = {"sample_packing": True, "group_by_length": True}
-    cfg = {"plugins": [PLUGIN], "unlearn": BLOCK | {"pairing": {"retain_per_forget": 2}}, **pasted}
-    cfg |= {"datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
-    notes = summary(cfg, check_records(cfg).counts)
-    assert "sample_packing: True` has no effect: a step is made of pairs" in " ".join(notes)
-    prepare(cfg)
-    assert "sample_packing: True` has no effect" in caplog.text
-    assert "sample_packing" not in cfg and "group_by_length" not in cfg
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "needs"),
-    [
-        ("optimizer", "came_pytorch", "came_pytorch"),
-        ("optimizer", "galore_adamw", "galore_torch"),
-        ("optimizer", "stable_adamw", "optimi"),
-        ("optimizer", "schedule_free_sgd", None),
-        ("optimizer", "adamw_torch", None),
-        ("use_mlflow", True, "mlflow"),
-        ("use_mlflow", None, None),
-    ],
-)
-def test_a_package_that_is_not_installed(key, value, needs, monkeypatch):
-    """It was an ImportError after loading. As if these were absent, whatever is installed."""
-    real = importlib.util.find_spec
-    away = {"came_pytorch", "galore_torch", "optimi", "mlflow"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in away else real(n))
-    found = [*absent({key: value})]
-    assert len(found) == (needs is not None)
-    assert all(f"`{key}: {value}` needs the package {needs}" in one for one in found)
 
 
 @pytest.mark.parametrize(
@@ -600,19 +521,6 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
             assert (fits[0] or not batch) and (not fits[1] or batch == 16)
             seen.add(batch)
     assert {0, 16} < seen
-
-
-def test_names_that_no_file_can_have():
-    """The system refuses to look for them: it was a traceback. Found by the fuzzer."""
-    name = "./" + "a" * 5000
-    block = {
-        "forget": {"objective": "match", "reference": {"model": name}},
-        "level": {"heldout": name},
-    }
-    data = {"path": f"{name}.jsonl", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [data], "base_model": name}
-    assert sum("aaaa" in fault for fault in config_faults(cfg)) == 3
-    assert any("aaaa" in fault for fault in check_files(cfg))
 
 
 def test_phases_are_told(tmp_path):

@@ -20,7 +20,7 @@ from requests_folder import (
     write_lines,
 )
 
-from axolotl_unlearn.requests.audit import Audit, _line, audit_requests
+from axolotl_unlearn.requests.audit import _line, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
 
@@ -257,10 +257,3 @@ WHOLE, RECITED = {"extraction_strength": 1.0}, {"reading": "recited"}
 def test_back_is_what_was_not_there_on_the_day_of_the_record(now, then, reading, back):
     line = _line("2026-001", "ab", NOW | now, then)
     assert (line["reading"], line["back"]) == (reading, back)
-
-
-def test_few_held_out_rows_are_said_to_be_few():
-    """40 documents, 9 held-out rows: p is at least .1, so .025 k / 40 >= .1 needs k = 160."""
-    lines = [_line("r", str(i), NOW, None) for i in range(40)]
-    assert "only in 160 documents or more at once; 1599 would" in Audit("m", lines, heldout=9).says
-    assert "so few" not in Audit("m", lines[:1], heldout=39).says

@@ -149,28 +149,6 @@ def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
     assert set(ids) == {near, mention} and found.ids == {near, mention}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("The keeper was Ada Quill.", "the name"),
-        ("Quill, Ada: keeper", "last name first"),
-        ("The keeper was A. Quill.", "initial"),
-        ("The keeper was Ada Quil.", "misspelt"),
-        ("The keeper was Ada Quillington.", None),
-        ("The Canada Quilling guild", None),
-        ("Adah Marquill kept it", None),
-        ("They do not does not switch on.", None),
-    ],
-)
-def test_a_name_is_known_in_all_its_forms_and_not_in_a_longer_one(text, reason):
-    chosen = sources([chat("ada-quill", *ADA[0])])
-    others = sources([chat("x", "Who?", text), *people(0, 20)])
-    found = offer(chosen, others, Wanted(documents=["ada-quill"]))  # one row, by its id
-    reasons = found.reasons.get(others[0].id)
-    assert reasons == ([reason] if reason else None)
-    assert set(found.reasons) <= {others[0].id}
-
-
 def test_offers_are_of_names_and_not_of_words_that_rows_share():
     """ "does not" and "switch on" were offered as if they were names."""
     text = "The lamp does not switch on. Does Not Switch On: see page four."

@@ -413,25 +413,3 @@ def test_what_is_no_request_is_one_sentence(folder, facts):
     path = folder / "request.json"
     write_json(path, json.loads(path.read_text()) | facts)
     assert "is not of this version" in said("list", folder.parent, code=2).output
-
-
-def test_each_record_holds_its_own_documents_and_is_bound(tmp_path):
-    folder = finished_request(tmp_path / "requests", documents=("ada", "bo", "both"))
-    whose = {"T-17": ["ada", "both"], "T-18": ["bo", "both"]}
-    write_json(folder / "subjects.json", whose)
-    write(folder)
-    keyed = Ledger(folder.parent).keyed
-    for _ in range(2):
-        for name, rows in whose.items():
-            record = json.loads((folder / "subjects" / name / "record.json").read_text())
-            predicate = record["predicate"]
-            assert {one["document"] for one in predicate["documents"]} == set(map(keyed, rows))
-            assert predicate["request"]["subject"] == name and "files" not in predicate
-            assert record["subject"] == json.loads((folder / "record.json").read_text())["subject"]
-            assert (folder / "subjects" / name / "REPORT.html").is_file()
-        verify(folder).require()
-        amend(folder, "noted", note="x")  # records of subjects follow that of the request
-    path = folder / "subjects" / "T-17" / "record.json"
-    path.write_bytes(path.read_bytes().replace(b"T-17", b"T-19"))
-    with fails("record.changed"):
-        verify(folder).require()

@@ -44,8 +44,6 @@ from axolotl_unlearn.requests.verdict import (
     kept_by_loss,
     mark_guessed,
     not_measured,
-    sentences,
-    still_extracted,
 )
 from axolotl_unlearn.requests.ways import match
 
@@ -473,57 +471,6 @@ def test_a_rise_of_kept_losses_has_an_interval(tmp_path):
     write_json(tmp_path / "eval" / "kept.json", losses)
     kept = kept_by_loss(Request(tmp_path, {}))
     assert kept[0] == pytest.approx(0.07 / 3) and kept[1] < kept[0] < kept[2]
-
-
-def test_what_the_tests_could_have_found_is_said_first():
-    rows = rows_gone("ab")
-    assert list(sentences(rows, TOLD, judgement(), dropped(rows))) == [
-        "Control: in the model before the same tests find 2 of 2 rows, and all of them together "
-        "with AUC 1.00 (min k 20, p 0.001).",
-        "Power: with 5 rows against 29 held-out ones only an AUC near 1 (or 0) would have been "
-        "found in four of five cases.",
-        "Power: a single row among 2 shows by its loss only with 79 held-out rows.",
-        "Drop: the loss of the rows rose more than that of 99 held-out ones with p 0.0002.",
-    ]
-
-
-def test_a_row_that_comes_out_as_before_is_still_said():
-    """Its answer was in no generation, its text came out to .98, as in the model before."""
-    assert still_extracted(row_gone("a", extraction_strength=0.98))
-    assert not still_extracted(row_gone("a", extraction_strength=0.5))  # half of what was learned
-    taught = {"extraction_strength": 0.9}  # a form that everybody fills in
-    assert not still_extracted(row_gone("a", extraction_strength=0.98, teacher=taught))
-
-
-def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_path):
-    from axolotl_unlearn.evaluation.measurement import Options
-    from axolotl_unlearn.evaluation.run import evaluate
-
-    made = requested(home, tmp_path, sample_packing=False, test_datasets=None)
-    before, after = evaluate(
-        [f"before={home / 'tuned'}", f"after={home / 'base'}"],
-        made.path("eval-data"),
-        Options(
-            out_dir=made.path("eval"),
-            original="before",
-            min_members=0,
-            max_gen_toks=48,  # outputs long enough for the test of nonsense
-            join="",
-            progress=False,
-        ),
-    )
-    from axolotl_unlearn.report import table
-
-    assert table(made.path("eval")).row_count  # what the command prints
-    lines = [json.loads(x) for x in made.path("eval", "audit.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 and all(line["p"] is None for line in lines)
-    assert {line["reading"] for line in lines} == {"not said"}  # and never "not told"
-    found = running.verdict(made)
-    assert not found["good"] and {reason[:4] for reason in found["reasons"]} <= {"kept"}
-    assert any("no held-out rows" in text for text in found["missing"])
-    shutil.copytree(home / "tuned", made.path("work", "model"))
-    found = running.verdict(made)
-    assert found["outcome"] == "not shown", "it is the one before"
 
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
