@@ -35,14 +35,15 @@ from axolotl_unlearn.metrics.verdict import Finding, Verdict
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
-from axolotl_unlearn.requests.drops import Drops, needed
 from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.verdict import (
+    Drops,
     against,
     kept_by_loss,
     mark_guessed,
+    needed,
     not_measured,
 )
 from axolotl_unlearn.requests.ways import match

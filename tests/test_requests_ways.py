@@ -31,8 +31,7 @@ from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
-from axolotl_unlearn.requests.ways import retrain, way_of
-from axolotl_unlearn.requests.ways.plan import plan
+from axolotl_unlearn.requests.ways import plan, retrain, way_of
 from axolotl_unlearn.requests.ways.retrain import repeat
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}

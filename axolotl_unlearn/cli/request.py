@@ -207,10 +207,10 @@ def plan(folder: Path):
     """
     few_logs()
     from axolotl_unlearn.data.records import read_json_lines
-    from axolotl_unlearn.requests.drops import needed
+    from axolotl_unlearn.requests import ways
     from axolotl_unlearn.requests.new import LEAST_HELDOUT
     from axolotl_unlearn.requests.request import Request, counted
-    from axolotl_unlearn.requests.ways import plan as ways
+    from axolotl_unlearn.requests.verdict import needed
 
     request = Request.load(folder)
     costs, counts = ways.plan(request), request.facts["counts"]

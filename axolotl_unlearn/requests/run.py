@@ -29,7 +29,7 @@ from axolotl_unlearn.requests.request import Request, cores, digest, held, one_l
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
-from axolotl_unlearn.requests.ways import WAY, WAYS, way_of
+from axolotl_unlearn.requests.ways import WAY, WAYS, choose, plan, way_of
 
 #: Retained rows whose loss is compared.
 KEPT_ROWS = 100
@@ -143,8 +143,6 @@ def take(request: Request, way: str | None) -> None:
     if way is None:
         way = request.way["way"] if path.is_file() else "auto"
     if way == "auto":
-        from axolotl_unlearn.requests.ways.plan import choose, plan
-
         way = choose(plan(request))
     if way not in WAYS:
         raise UnlearnError(f"--way {way}: use {', '.join(WAYS)} or auto.")

@@ -41,18 +41,17 @@ _KEYS = 64
 #: Not looked into, and said: programs of others, and what a link must not lead to.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 _SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
+_ARCHIVES = "archives (7z rar bz2 xz zstd tar)"
 #: Not looked into, and said: how such a file begins, or how its name ends.
 _CLOSED: dict[str, tuple[str | bytes, ...]] = {
     "weights": (
         *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"),
     ),
     "pictures and sound": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"OggS", b"fLaC"),
-    "archives (7z)": (b"7z\xbc\xaf", ".7z"),
-    "archives (rar)": (b"Rar!", ".rar"),
-    "archives (bz2)": (b"BZh", ".bz2"),
-    "archives (xz)": (b"\xfd7zXZ\x00", ".xz"),
-    "archives (zstd)": (b"\x28\xb5\x2f\xfd", ".zst"),
-    "archives (tar)": (".tar", ".tgz"),
+    _ARCHIVES: (
+        *(b"7z\xbc\xaf", b"Rar!", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"),
+        *(".7z", ".rar", ".bz2", ".xz", ".zst", ".tar", ".tgz"),
+    ),
     "PDF": (b"%PDF", ".pdf"),
     "pickles": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
 }
@@ -259,7 +258,7 @@ def _closed(head: bytes, path: Path) -> str:
             sign == suffix if isinstance(sign, str) else head.startswith(sign) for sign in signs
         ):
             return kind
-    return "archives (tar)" if head[257:262] == b"ustar" else ""
+    return _ARCHIVES if head[257:262] == b"ustar" else ""
 
 
 def _is_table(head: bytes, path: Path) -> bool:

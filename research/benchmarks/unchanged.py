@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import false_discovery_control, mannwhitneyu
 
 from axolotl_unlearn.metrics.audit import RATE
-from axolotl_unlearn.requests.drops import CONTROL, Drops
+from axolotl_unlearn.requests.verdict import CONTROL, Drops
 
 ROWS, HELDOUT = (5, 10, 20), (20, 50, 100)
 DEPTHS, ALIKE = (1.0, 2.0, 3.0), (0.0, 0.9)

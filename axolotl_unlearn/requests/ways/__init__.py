@@ -22,7 +22,12 @@ more module, with these:
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import ModuleType
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.request import Request
 
 #: In the order of preference where two cost the same.
 WAYS = ("shards", "retrain", "match")
@@ -33,3 +38,47 @@ WAY, PROOF = "way.json", "exact.json"
 def way_of(name: str) -> ModuleType:
     """The module of a way."""
     return importlib.import_module(f"{__name__}.{name}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one way.
+
+    Attributes:
+        reads: Rows read, each pass counted.
+        closed: Why it is not open to the request; then nothing else is known.
+    """
+
+    way: str
+    shows: str
+    reads: float = 0.0
+    closed: str = ""
+
+
+def plan(request: Request) -> list[Cost]:
+    """What each way would read and show; writes nothing."""
+    costs = []
+    for name in WAYS:
+        way = way_of(name)
+        try:
+            reads = way.reads(request)
+            says = way.says(request) if hasattr(way, "says") else way.SHOWS
+            costs.append(Cost(name, says, sum(reads)))
+        except UnlearnError as error:
+            costs.append(Cost(name, way.SHOWS, closed=str(error)))
+    return costs
+
+
+def choose(costs: Iterable[Cost]) -> str:
+    """The cheapest way that is exact, or match where none is open.
+
+    Raises:
+        UnlearnError: No way is open.
+    """
+    open_ = [cost for cost in costs if not cost.closed]
+    if open_:
+        return min(open_, key=lambda cost: (not way_of(cost.way).EXACT, cost.reads)).way
+    raise UnlearnError(
+        "no way is open to this request: `axolotl-unlearn request plan` says why.",
+        code="requests.no-way",
+    )

@@ -22,6 +22,7 @@ from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.new import passes
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Request,
@@ -132,11 +133,10 @@ def _digests(folder: Path) -> set[str]:
 
 def reads(request: Request) -> list[float]:
     """Rows of the one training, each pass counted."""
-    from axolotl_unlearn.requests.ways.plan import whole
-
     _unchanged(request)
     counts = request.facts["counts"]
-    return [whole(request) * (1 - counts["forget"] / counts["trained"])]
+    times = passes(rows_of.read_config(request.path("finetune.yml")), counts["trained"])
+    return [float(times * (counts["trained"] - counts["forget"]))]
 
 
 def make(request: Request, run: Steps) -> None:
