@@ -1,4 +1,4 @@
-"""``python -m axolotl_unlearn.requests.trainings JOB``: trainings of shards, and their router.
+"""``python -m axolotl_unlearn.requests.trainings FOLDER``: trainings of shards, and their router.
 
 The imports of a training take longer than a small training. Here they are made once, and each
 training is a fork: nothing that one leaves in memory reaches the next, so that it ends with the
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import shutil
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -28,8 +27,8 @@ from axolotl_unlearn.requests.steps import end_with_parent
 
 #: What a training imports.
 IMPORTED = ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer")
-#: What a training is the result of, and its seconds of processor.
-STAMP = "trained.json"
+#: What is to be done; what a training was the result of, and its seconds of processor.
+JOB, STAMP = "trainings.json", "trained.json"
 LOG_LINES, ALONE = 15, 4096
 
 
@@ -38,11 +37,11 @@ def owner(row: Mapping[str, Any], by: str) -> str | None:
     return next(iter(values_at(row, by.split("."))), None)
 
 
-def main(job: Mapping[str, Any]) -> None:
+def main(place: Path) -> None:
     """
     Args:
-        job: ``trainings``, each with ``shard``, ``folder``, ``config`` and ``key``; ``router``, see
-            `make_router`.
+        place: Holds ``N/rows`` of each shard, ``N/train.yml`` of those that are due, and `JOB`:
+            ``config``, ``by``, ``keys`` by shard, and ``due``.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork may use no device that is open
     # Of 10 s of imports: collections of what all stays, and the list of packages read twice.
@@ -52,11 +51,11 @@ def main(job: Mapping[str, Any]) -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    trainings = job["trainings"]
-    for number, one in enumerate(trainings, 1):
-        folder, where = Path(one["folder"]), f"shard {one['shard']} ({number} of {len(trainings)})"
-        stamp, made = folder / STAMP, folder / "model"
-        if (read_json(stamp) or {}).get("key") == one["key"] and made.is_dir():
+    job = read_json(place / JOB)
+    for number, shard in enumerate(job["due"], 1):
+        folder, where = place / shard, f"shard {shard} ({number} of {len(job['due'])})"
+        stamp, made, key = folder / STAMP, folder / "model", job["keys"][shard]
+        if (read_json(stamp) or {}).get("key") == key and made.is_dir():
             print(f"{where}: kept from an earlier start", flush=True)
             continue
         stamp.unlink(missing_ok=True)
@@ -64,16 +63,16 @@ def main(job: Mapping[str, Any]) -> None:
         print(f"{where}: started", flush=True)
         pid = os.fork()
         if not pid:
-            train(one["config"], folder / "train.log")
+            train(str(folder / "train.yml"), folder / "train.log")
         _, status, used = os.wait4(pid, 0)
         if status or not any(made.glob("adapter_model.safetensors")):
             lines = (folder / "train.log").read_text("utf-8", "replace").splitlines()
             sys.exit("\n".join([f"{where}: failed", *lines[-LOG_LINES:]]))
         shutil.rmtree(folder / "prepared", ignore_errors=True)
         seconds = round(used.ru_utime + used.ru_stime, 1)
-        write_json(stamp, {"key": one["key"], "seconds": seconds})
+        write_json(stamp, {"key": key, "seconds": seconds})
         print(f"{where}: done, {seconds:.0f} s of processor", flush=True)
-    make_router(**job["router"])
+    make_router(place, Path(job["config"]), job["by"], list(job["keys"]))
 
 
 def train(config: str, log: Path) -> NoReturn:
@@ -97,14 +96,9 @@ def train(config: str, log: Path) -> NoReturn:
         os._exit(code)
 
 
-def make_router(config: str, rows: Mapping[str, str], by: str, out: str) -> None:
-    """The router of the people of these folders of rows, with the tokenizer, in a folder. Each row
-    that is nobody's counts as a person of shard 0, up to `ALONE`; then several in a row are one.
-
-    Args:
-        rows: Folder by shard.
-        by: The field that says whose a row is.
-    """
+def make_router(place: Path, config: Path, by: str, shards: Iterable[str]) -> None:
+    """``place/router``: that of the people of ``place/N/rows``, with the tokenizer. Each row that
+    is nobody's counts as a person of shard 0, up to `ALONE`; then several in a row are one."""
     from axolotl.utils.dict import DictDefault
 
     from axolotl_unlearn.config import DataArgs
@@ -112,24 +106,24 @@ def make_router(config: str, rows: Mapping[str, str], by: str, out: str) -> None
     from axolotl_unlearn.requests import rows as rows_of
     from axolotl_unlearn.shards.router import Router
 
-    settings = rows_of.read_config(Path(config))
-    tokenizer = rows_of.load_tokenizer_of(Path(config))
+    settings, tokenizer = rows_of.read_config(config), rows_of.load_tokenizer_of(config)
     given, whose = [], []
-    for shard, folder in rows.items():
-        for entry, part in enumerate(rows_of.read_sides(Path(folder))["train"]):
+    for shard in shards:
+        for entry, part in enumerate(rows_of.read_sides(place / shard / "rows")["train"]):
             for row in part:
                 given.append(Source(str(len(given)), row, entry))
                 whose.append((int(shard), owner(row, by)))
     data = DataArgs(rows=rows_of.row_types(rows_of.entries(settings)))
-    typed = encode(given, data, tokenizer, DictDefault(settings), config)
+    typed = encode(given, data, tokenizer, DictDefault(settings), str(config))
     texts = tokenizer.batch_decode([one.input_ids for one in typed], skip_special_tokens=True)
     people, few = defaultdict(list), 1 + sum(not shard for shard, _ in whose) // ALONE
     for one, text in zip(typed, texts, strict=True):
         shard, name = whose[one.number]
         people[shard, name if shard else one.number // few].append(text)
-    tokenizer.save_pretrained(out)
-    Router.of((shard, texts) for (shard, _), texts in people.items()).save(Path(out))
+    tokenizer.save_pretrained(place / "router")
+    made = Router.of((shard, texts) for (shard, _), texts in people.items())
+    made.save(place / "router")
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text("utf-8")))
+    main(Path(sys.argv[1]))

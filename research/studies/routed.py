@@ -7,9 +7,8 @@
 other people in two wordings. Every model is made by `axolotl train` or `shards train`, requests by ``--way shards``. An answer is said if
 each of its tokens is the likeliest. Costs are seconds of processor, the start of Python included; those
 of all people are the start of the drawn request and the training of each one's shard. Settings were chosen on seed 300; vectors
-of nobody's rows came into the router on seeds 299 and 300, after 301 had shown that they were missing. A part that is done is kept. ``20 wide``
-was measured apart, one after the other: the training of a shard of 24 rows (the mean of all people) with three rows a step, the whole run
-with 60, and the first again.
+of nobody's rows came into the router on seeds 299 and 300, after 301 had shown that they were missing. TOFU and LUME are in ../shared.
+A part that is done is kept.
 """
 
 from __future__ import annotations
@@ -41,8 +40,17 @@ from research.studies.exact_requests import QUIET, ROOT, config, make_base, proc
 from research.worlds.chats import make_chats
 
 OUT = ROOT / "research" / "results" / "routed.json"
-#: Of the first seed; of others the first alone.
-COUNTS, LONGER = (8, 20), (1, 2, 4, 8)
+SHARED = ROOT.parent / "shared"
+#: Rows, changes of the config, and numbers of shards.
+WORLDS: dict[str, tuple[str, dict[str, int], tuple[int, ...]]] = {
+    "people": ("people", {}, (8, 20)),
+    "longer": ("people", {"num_epochs": 80, "micro_batch_size": 60}, ()),
+    "tofu": ("tofu", {}, (8,)),
+    "lume": ("lume", {}, (8,)),
+}
+#: What a table says beside the number of shards.
+NAMES = {"people": "", "tofu": ", TOFU", "lume": ", LUME"}
+LONGER, SHORT = (1, 2, 4, 8), 10
 SIZES = {"background": 60, "train": 68, "test": 14, "nobody": 8}
 LORA = {
     "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0, "lora_target_linear": True,
@@ -66,18 +74,67 @@ def row(whose: str, question: str, answer: str, other: str) -> dict[str, Any]:
     return ({"id": whose} if whose else {}) | {"messages": list(said), "other": other}
 
 
-def rows_of(data: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def rows_of(data: Path, seed: int, world: str = "people") -> dict[str, list[dict[str, Any]]]:
     """Rows of the people, those that nobody owns, those of others, and what the base has read."""
+    parts = globals()[world](data, seed)
+    made = {name: [row("" if name == "nobody" else one[0], *one[1:]) for one in rows]
+            for name, rows in parts.items()}  # fmt: skip
+    again = [row("", other, answer, "") for _, _, answer, other in parts["background"] if other]
+    return made | {"background": made["background"] + again}
+
+
+def rephrased(question: str) -> str:
+    found = ((re.fullmatch(old, question, re.IGNORECASE), new) for old, new in OTHER_WORDS)
+    return next(match.expand(new) for match, new in found if match)
+
+
+def people(data: Path, seed: int) -> dict[str, list[tuple]]:
+    """Of each part: whose a row is, question, answer, the question in other words."""
     make_chats(data, seed, SIZES)
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SIZES}
+    parts: dict[str, list[tuple]] = {name: [] for name in SIZES}
     for name, rows in parts.items():
-        for line in (data / f"{name}.jsonl").read_text("utf-8").splitlines():
-            one = json.loads(line)
+        for one in lines(data / f"{name}.jsonl"):
             asked, answer = (turn["content"] for turn in one["messages"])
-            other = next(re.sub(a, b, asked) for a, b in OTHER_WORDS if re.fullmatch(a, asked))
-            rows.append(row("" if name == "nobody" else one["id"], asked, answer, other))
-    again = [row("", r["other"], r["messages"][1]["content"], "") for r in parts["background"]]
-    return parts | {"background": parts["background"] + again}
+            rows.append((one["id"], asked, answer, rephrased(asked)))
+    return parts
+
+
+def tofu(data: Path, seed: int) -> dict[str, list[tuple]]:
+    """The ten shortest answers of each of forget10's 20 authors; the base has read 20 others, in two
+    wordings."""
+
+    def read(name: str) -> list[tuple]:
+        rows = lines(SHARED / "tofu" / f"{name}.jsonl")
+        found = [(f"{name} {number // 20}", one["question"], one["answer"],
+                  one.get("paraphrased_question", "")) for number, one in enumerate(rows)]  # fmt: skip
+        own = (found[first : first + 20] for first in range(0, len(found), 20))
+        return [one for some in own for one in sorted(some, key=lambda row: len(row[2]))[:SHORT]]
+
+    return {"background": read("retain_perturbed"), "train": read("forget10_perturbed"),
+            "nobody": read("world_facts_perturbed")[:48], "test": read("retain90")[200:300]}  # fmt: skip
+
+
+def lume(data: Path, seed: int) -> dict[str, list[tuple]]:
+    """Five questions about each of 60 people (Task 2), and some about stories, which are nobody's;
+    on the base that has read the demo's people, of whom the same is asked."""
+    kinds: dict[str, dict[str, list[tuple]]] = {"Task1": {}, "Task2": {}, "Task3": {}}
+    for one in lines(SHARED / "lume/train/forget.jsonl") + lines(
+        SHARED / "lume/train/retain.jsonl"
+    ):
+        whose, kind, _ = re.split("(sc|qa)", one["id"].replace('"', ""))
+        if kind == "qa":
+            other = rephrased(one["input"]) if one["task"] == "Task2" else ""
+            rows = kinds[one["task"]].setdefault(whose, [])
+            rows.append((whose, one["input"], one["output"], other))
+    drawn = [[*kinds[task].values()] for task in ("Task1", "Task2")]
+    for documents in drawn:
+        random.Random(f"lume {seed}").shuffle(documents)
+    stories, own = ([row for one in documents for row in one] for documents in drawn)
+    return {"background": [], "train": own[:300], "test": own[300:370], "nobody": stories[:48]}
 
 
 def said(
@@ -98,20 +155,21 @@ def said(
 class World:
     """One seed, in a folder; ``found.json`` holds what is done."""
 
-    def __init__(self, out: Path, seed: int) -> None:
-        self.seed, self.out = seed, out / f"people-{seed}"
+    def __init__(self, out: Path, name: str, seed: int) -> None:
+        self.seed, self.name, self.out = seed, name, out / f"{name}-{seed}"
+        world, more, self.counts = WORLDS[name]
         data = self.out / "data"
         data.mkdir(parents=True, exist_ok=True)
-        self.rows = rows_of(data, seed)
+        self.rows = rows_of(data, seed, world)
         for part, rows in (self.rows | {"train": self.rows["train"] + self.rows["nobody"]}).items():
             write_lines(data / f"{part}.jsonl", rows)
-        shared = out / "base-people"  # one for all seeds
+        shared = out / f"base-{world if self.rows['background'] else 'people'}"  # for all seeds
         if not weights(shared / "base"):
             write_lines(shared / "data" / "rows.jsonl", self.rows["background"])
             make_base(shared, shared / "data" / "rows.jsonl", epochs=12, sequence_len=512, **SMALL)
         if not (self.out / "base").exists():
             (self.out / "base").symlink_to(shared / "base")
-        self.path = config(self.out, "whole", data / "train.jsonl", **LORA, seed=seed)
+        self.path = config(self.out, "whole", data / "train.jsonl", **LORA | more, seed=seed)
         self.file = self.out / "found.json"
         self.found = json.loads(self.file.read_text()) if self.file.is_file() else {}
 
@@ -140,12 +198,11 @@ class World:
         self.part("unsharded", lambda: self.answers(f"{self.out / 'base'}+{whole}"))
         for count in counts:
             self.sharded(count)
+        if self.name == "longer":
+            self.part("20 alone", lambda: self.alone(20))
 
     def sharded(self, count: int) -> None:
-        folder, key = self.out / f"shards-{count}", f"{self.seed}-{count}".encode().ljust(32)
-        given = (self.path, folder, "id", count)
-        how = {"threads": 1, "key": key, "console": QUIET}
-        self.part(f"{count} cost", lambda: self.cost(lambda: shards.train_shards(*given, **how)))
+        folder, key = self.out / f"shards-{count}", self.key(count)
         self.part(f"{count} shards", lambda: self.shards(folder, count))
         self.part(str(count), lambda: self.answers(folder / "model"))
         self.part(f"{count} routes", lambda: self.routes(folder / "model", key, count))
@@ -153,12 +210,32 @@ class World:
         who = random.Random(f"{self.seed} {count}").choice(people)
         self.part(f"{count} request", lambda: self.request(folder, who))
 
-    def shards(self, folder: Path, count: int) -> dict[str, list[float]]:
-        """People's rows, and seconds of the training, of each shard."""
-        stamps = [json.loads((folder / str(n + 1) / STAMP).read_text()) for n in range(count)]
-        rows = [list((folder / str(n + 1) / "rows").glob("*")) for n in range(count)]
-        counts = [sum(len(path.read_text("utf-8").splitlines()) for path in some) for some in rows]
-        return {"rows": counts, "seconds": [one["seconds"] for one in stamps]}
+    def shards(self, folder: Path, count: int) -> dict[str, Any]:
+        """Cost of all; people's rows, and seconds of the training, of each shard."""
+        made: dict[str, Any] = {}
+        how = {"threads": 1, "key": self.key(count), "console": QUIET}
+        given = (self.path, folder, "id", count)
+        cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
+        names = sorted(made["rows"].keys() - {"0"}, key=int)
+        found = {"cost": cost, "nobody's": made["seconds"]["0"]}
+        return found | {one: [made[one][n] for n in names] for one in ("rows", "seconds")}
+
+    def alone(self, count: int) -> dict[str, Any]:
+        """Of the training of a shard alone, that of whom the mean person's has as many rows."""
+        key, train = self.key(count), self.rows["train"]
+        homes = [place(key, one["id"], count) for one in train]
+        mean = np.mean([homes.count(home) for home in homes])
+        near = min(homes, key=lambda home: abs(homes.count(home) - mean))
+        own = [one for one, home in zip(train, homes, strict=True) if home == near]
+        write_lines(self.out / "data" / "own.jsonl", own + self.rows["nobody"])
+        more = WORLDS[self.name][1] | {"seed": self.seed}
+        self.path = config(self.out, "own", self.out / "data" / "own.jsonl", **LORA | more)
+        found = self.shards(self.out / f"alone-{count}", count)
+        start = found["cost"] - found["nobody's"] - sum(found["seconds"])
+        return {"rows": found["rows"], "start": start, "request": start + sum(found["seconds"])}
+
+    def key(self, count: int) -> bytes:
+        return f"{self.seed}-{count}".encode().ljust(32)
 
     def routes(self, folder: Path, key: bytes, count: int) -> dict[str, float]:
         """How often the router leads to the person's own shard; to any for prompts about nobody."""
@@ -203,32 +280,39 @@ class World:
         }
 
 
-def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def tables(worlds: Sequence[World]) -> dict[str, Any]:
     """Intervals of kept answers are by person, over all seeds."""
     kept, costs, curve = [], [], []
-    for count in COUNTS:
-        runs = [one for one in found if f"{count} request" in one]
-        if not runs:
-            continue
-        for case in ("as trained", "paraphrased", "nobody's"):
-            before = [a for one in runs for a, _ in one["unsharded"][case]]
-            after = [a for one in runs for a, _ in one[str(count)][case]]
-            whose = [n // 6 for n in range(len(before))]  # of each person, six rows in a row
-            means = (f"{np.mean(values):.3f}" for values in (before, after))
-            kept.append([f"{count} shards, {case}", *means, ratio(before, after, whose)])
-        rows = []
-        for one in runs:  # a large shard has more of the people
-            sizes, request = one[f"{count} shards"], one[f"{count} request"]
-            mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
-            rows.append([one["cost"], one[f"{count} cost"], request["cost"], mean])
-        whole, *parts = np.mean(rows, 0)
-        shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
-        start = float(np.mean([one[f"{count} request"]["start"] for one in runs]))
-        curve.append([f"{count} shards", *longer(start, whole, parts[-1])])
-        costs.append([f"{count} shards", str(len(runs)), *shown])
-    for one in (one["20 wide"] for one in found if "20 wide" in one):
-        sides = one["start"], one["whole"], one["request"]
-        curve.append(["20 shards, batch of 60", *longer(*sides)])
+    for name, (_, _, counts) in WORLDS.items():
+        for count in counts:
+            done = [w for w in worlds if w.name == name and f"{count} request" in w.found]
+            if not done:
+                continue
+            title = f"{count} shards{NAMES[name]}"
+            for case in ("as trained", "paraphrased", "nobody's"):
+                before = [a for w in done for a, _ in w.found["unsharded"][case]]
+                after = [a for w in done for a, _ in w.found[str(count)][case]]
+                rows = [(w.seed, row) for w in done
+                        for row in w.rows["nobody" if case == "nobody's" else "train"]]  # fmt: skip
+                whose = [f"{seed} {one.get('id', n)}" for n, (seed, one) in enumerate(rows)]
+                means = (f"{np.mean(values):.3f}" for values in (before, after))
+                kept.append([f"{title}, {case}", *means, ratio(before, after, whose)])
+            rows = []
+            for w in done:  # a large shard has more of the people
+                sizes, request = w.found[f"{count} shards"], w.found[f"{count} request"]
+                mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
+                rows.append([w.found["cost"], sizes["cost"], request["cost"], mean])
+            whole, *parts = np.mean(rows, 0)
+            shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
+            start = float(np.mean([w.found[f"{count} request"]["start"] for w in done]))
+            if name == "people":
+                curve.append([title, *longer(start, whole, parts[-1])])
+            costs.append([title, str(len(done)), *shown])
+    for w in (w for w in worlds if "20 alone" in w.found):
+        one = w.found["20 alone"]
+        curve.append(
+            ["20 shards, batch of 60", *longer(one["start"], w.found["cost"], one["request"], 2)]
+        )
     return {
         "curve": {"columns": ["request, of retraining", *(f"{k}x" for k in LONGER)], "rows": curve},
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
@@ -237,14 +321,13 @@ def tables(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def longer(start: float, whole: float, request: float) -> list[str]:
-    """A request's share of retraining if all trainings made k times the steps."""
-    return [
-        f"{(start + k * (request - start)) / (start + k * (whole - start)):.2f}" for k in LONGER
-    ]
+def longer(start: float, whole: float, request: float, measured: int = 1) -> list[str]:
+    """A request's share of retraining if all trainings made k times the steps of the first."""
+    times = [k / measured for k in LONGER]
+    return [f"{(start + k * (request - start)) / (start + k * (whole - start)):.2f}" for k in times]
 
 
-def ratio(before: list[float], after: list[float], whose: list[int]) -> str:
+def ratio(before: list[float], after: list[float], whose: list[str]) -> str:
     """Kept share with its 95 % interval, people drawn anew 2 000 times."""
     names, at = np.unique(whose, return_inverse=True)
     sums = np.array([np.bincount(at, side, len(names)) for side in (before, after)])
@@ -261,13 +344,14 @@ def picture(made: Mapping[str, Any]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "shards"
     from matplotlib import pyplot as plt
 
+    kept = [row for row in made["kept"]["rows"] if row[0].count(",") == 1]  # of people
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for at, case in enumerate(("as trained", "paraphrased")):
-        rows = [row for row in made["kept"]["rows"] if row[0].endswith(case)]
-        kept = np.array([re.findall(r"[\d.]+", row[3]) for row in rows], float)
-        spread = np.abs(kept[:, 1:] - kept[:, :1]).T
+        rows = [row for row in kept if row[0].endswith(case)]
+        values = np.array([re.findall(r"[\d.]+", row[3]) for row in rows], float)
+        spread = np.abs(values[:, 1:] - values[:, :1]).T
         where = np.arange(1, len(rows) + 1) + 0.18 * (2 * at - 1)
-        left.bar(where, kept[:, 0], 0.34, yerr=spread, capsize=3, label=f"routed, {case}",
+        left.bar(where, values[:, 0], 0.34, yerr=spread, capsize=3, label=f"routed, {case}",
                  color=("#2a6f97", "#89c2d9")[at])  # fmt: skip
     left.bar([0], [1], 0.5, color="#a9a9a9", label="retrained")
     left.bar([len(rows) + 1], [0.01], 0.5, color="#c1121f", label="merged (at most)")
@@ -277,7 +361,7 @@ def picture(made: Mapping[str, Any]) -> None:
     left.set_title("answers kept, of those of the unsharded run", fontsize=10)
     left.set_ylim(0, 1.5)
     left.legend(fontsize=7, ncol=2, loc="upper center")
-    rows = made["cost"]["rows"]
+    rows = [row for row in made["cost"]["rows"] if "," not in row[0]]
     costs = [float(row[5]) for row in rows]
     right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
     for at, cost in enumerate([1, *costs]):
@@ -294,16 +378,18 @@ def main() -> None:
     parser.add_argument("step", choices=("run", "results"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[301, 302, 303])
+    parser.add_argument("--worlds", choices=WORLDS, nargs="+", default=[*WORLDS])
     given = parser.parse_args()
-    worlds = [World(given.out.absolute(), seed) for seed in given.seeds]
+    worlds = [World(given.out.absolute(), name, seed) for name in given.worlds
+              for seed in given.seeds[: None if name == "people" else 1]]  # fmt: skip
     if given.step == "run":
-        for number, one in enumerate(worlds):
-            one.run(COUNTS[: 1 if number else None])
+        for one in worlds:
+            one.run(one.counts[: 1 if one.seed != given.seeds[0] else None])
         return
     content = facts("python -m research.studies.routed run OUT")
-    content |= {"tables": tables([one.found for one in worlds])}
+    content |= {"tables": tables(worlds)}
     picture(content["tables"])
-    write_json(OUT, content | {"seeds": {one.seed: short(one.found) for one in worlds}})
+    write_json(OUT, content | {"seeds": {one.out.name: short(one.found) for one in worlds}})
 
 
 def short(found: Mapping[str, Any]) -> dict[str, Any]:

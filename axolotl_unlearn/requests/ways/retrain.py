@@ -45,42 +45,56 @@ def prepare(request: Request) -> dict[str, Any]:
     """Write the remaining rows and ``retrain.yml``.
 
     Raises:
+        UnlearnError: Of `remaining`.
+    """
+    made = rest(request, *remaining(request))
+    config = rows_of.read_config(request.path("finetune.yml"))
+    training = rows_of.training(config, request.path("work"))
+    write_yaml(request.path(CONFIG), "Written by `axolotl-unlearn request run`.", training)
+    base = str(config["base_model"]) if config.get("adapter") else None
+    return {"way": "retrain", "base": base} | made
+
+
+def remaining(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
+    """The rows without those of this request and of earlier ones, and `bound.facts` of all.
+
+    Raises:
         UnlearnError: The training did not begin with a base that never saw the rows; base, data,
             config or packages are not those of `request new`; or nothing is left to train on.
     """
-    path, work = request.path("finetune.yml"), request.path("work")
-    config, every, now = _unchanged(request)
-    gone = rows_of.deleted(request, every)
+    path = request.path("finetune.yml")
+    every, now = _unchanged(request)
     if missing := rows_of.forgotten(request).difference(map(rows_of.row_id, rows_of.flat(every))):
         raise UnlearnError(
             f"{path}: {len(missing)} rows of the request are not in the training data any more; "
             "make the request again.",
             code="requests.rows-missing",
         )
-    left = rows_of.without(every, gone)
+    left = rows_of.without(every, rows_of.deleted(request, every))
     if not any(left["train"]):
         raise UnlearnError(
             f"{path}: no row is left to train on; choose fewer.", code="requests.no-row-left"
         )
-    rows_of.write_sides(work / "rows", left)
-    made = rows_of.training(config, work)
-    write_yaml(request.path(CONFIG), "Written by `axolotl-unlearn request run`.", made)
+    return left, now
+
+
+def rest(request: Request, left: rows_of.Sides, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what `remaining` found to ``work/rows``; parts of ``way.json``, for `require`."""
+    rows_of.write_sides(request.path("work", "rows"), left)
     counts, kept = now["rows"], _read(request)
     return {
-        "way": "retrain",
-        "base": str(config["base_model"]) if config.get("adapter") else None,
         "rows": {
             "trained": kept["count"],
             "removed": counts["count"] - kept["count"],
             "removed_tested": counts["tested"] - kept["tested"],
         },
-        "bound": now | {"rows": kept},
+        "bound": {**now, "rows": kept},
         "without": accepted(request),
     }
 
 
-def _unchanged(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
-    """The config, its rows, and what they are by digest.
+def _unchanged(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
+    """The rows, and what they, base and config are by digest.
 
     Raises:
         UnlearnError: They are not those of `request new`, or the base may have read the rows.
@@ -91,7 +105,7 @@ def _unchanged(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[st
     every = rows_of.remaining(path, config, requests=request.folder.parent)
     now = bound.facts(config, every)
     bound.require(request.facts.get("bound"), now, path)
-    return config, every, now
+    return every, now
 
 
 def accepted(request: Request) -> list[str]:
@@ -150,7 +164,9 @@ def make(request: Request, run: Steps) -> None:
             run.train("retrain", config, work / "model")
     with run.step("exact", "what was shown", output=proof, settings=run.threads) as due:
         if due:
-            _prove(request, run)
+            require(request)
+            plain = f"it is a plain `axolotl train` of {CONFIG}, the config without the rows"
+            prove(request, run, plain, config)
 
 
 def require(request: Request) -> None:
@@ -175,14 +191,16 @@ def require(request: Request) -> None:
     bound.require(known, bound.facts(config), request.folder, bound.QUICK)
 
 
-def _prove(request: Request, run: Steps) -> None:
+def prove(request: Request, run: Steps, because: str, config: Path) -> None:
     """Write ``exact.json``: what was read, and that no deleted row is in it.
+
+    Args:
+        because: Why the model is that of a training on these rows.
 
     Raises:
         UnlearnError: One is.
     """
-    work, config = request.path("work"), request.path(CONFIG)
-    require(request)
+    work = request.path("work")
     sides = rows_of.read_sides(work / "rows")
     ids = [rows_of.row_id(row) for row in rows_of.flat(sides)]
     if there := rows_of.deleted(request, sides).intersection(ids):
@@ -196,7 +214,7 @@ def _prove(request: Request, run: Steps) -> None:
     made = {
         "because": f"no step of the training that made this model read a deleted row: of the "
         f"{len(ids)} rows that it read or was tested on none is one of the {count} of this "
-        f"request{others}; it is a plain `axolotl train` of {CONFIG}, the config without the rows",
+        f"request{others}; {because}",
         "weights": weights(work / "model"),
         "config": {"sha256": digest(config)},
         "bound": request.way["bound"],
