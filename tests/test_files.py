@@ -143,7 +143,6 @@ def test_no_writer_of_the_package_goes_around(request):
         "requests/export.py": "in the export's own script, which runs elsewhere",
         "requests/request.py": "a lock",
         "requests/steps.py": "logs of commands",
-        "requests/trainings.py": "logs of trainings",
         "training/level.py": "into a draft",
     }
     writes = re.compile(

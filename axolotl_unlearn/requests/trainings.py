@@ -26,10 +26,10 @@ from axolotl_unlearn.requests.request import read_json
 from axolotl_unlearn.requests.steps import end_with_parent
 
 #: What a training imports.
-IMPORTED = ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer")
+IMPORTED = "axolotl.cli.train", "axolotl.core.builders", "transformers.trainer"
 #: What is to be done; what a training was the result of, and its seconds of processor.
 JOB, STAMP = "trainings.json", "trained.json"
-LOG_LINES, ALONE = 15, 4096
+ALONE = 4096
 
 
 def owner(row: Mapping[str, Any], by: str) -> str | None:
@@ -63,11 +63,10 @@ def main(place: Path) -> None:
         print(f"{where}: started", flush=True)
         pid = os.fork()
         if not pid:
-            train(str(folder / "train.yml"), folder / "train.log")
+            train(str(folder / "train.yml"))
         _, status, used = os.wait4(pid, 0)
         if status or not any(made.glob("adapter_model.safetensors")):
-            lines = (folder / "train.log").read_text("utf-8", "replace").splitlines()
-            sys.exit("\n".join([f"{where}: failed", *lines[-LOG_LINES:]]))
+            sys.exit(f"{where}: failed")
         shutil.rmtree(folder / "prepared", ignore_errors=True)
         seconds = round(used.ru_utime + used.ru_stime, 1)
         write_json(stamp, {"key": key, "seconds": seconds})
@@ -75,14 +74,11 @@ def main(place: Path) -> None:
     make_router(place, Path(job["config"]), job["by"], list(job["keys"]))
 
 
-def train(config: str, log: Path) -> NoReturn:
+def train(config: str) -> NoReturn:
     """`axolotl train` in this process, which ends with it."""
     code = 1
     try:
         end_with_parent()
-        with log.open("w") as file:
-            for number in (1, 2):
-                os.dup2(file.fileno(), number)
         sys.argv = ["axolotl"]
         from axolotl.cli.train import do_cli
 

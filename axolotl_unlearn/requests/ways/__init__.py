@@ -7,13 +7,12 @@ more module, with these:
 
     EXACT  SHOWS                 whether it ends with ``exact.json``; what it shows, in a few words
     prepare(request)             writes what it trains with; returns ``way.json``
-    reads(request)               rows that each of its trainings reads; for `plan`
+    reads(request)               rows that its trainings read, and what it shows; for `plan`
     make(request, run)           trains into ``work/model``
     require(request)             raises if what it stands on was changed since `prepare`; called
                                  before the model is handed over
     hand_over(request)           if there: after ``work/model`` has become ``model``; again after a
                                  kill
-    says(request)                if there: more than ``SHOWS``, for `plan`
     outputs(request)             if there: more folders that hold the old model or rows, for `erase`
 
 `prepare` and `reads` raise `UnlearnError` where the way is not open to the request.
@@ -61,9 +60,8 @@ def plan(request: Request) -> list[Cost]:
     for name in WAYS:
         way = way_of(name)
         try:
-            reads = way.reads(request)
-            says = way.says(request) if hasattr(way, "says") else way.SHOWS
-            costs.append(Cost(name, says, sum(reads)))
+            reads, says = way.reads(request)
+            costs.append(Cost(name, says, reads))
         except UnlearnError as error:
             costs.append(Cost(name, way.SHOWS, closed=str(error)))
     return costs

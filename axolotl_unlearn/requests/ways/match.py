@@ -61,7 +61,7 @@ def require(request: Request) -> None:
         )
 
 
-def reads(request: Request) -> list[float]:
+def reads(request: Request) -> tuple[float, str]:
     """Rows of the teacher's training and of the forgetting, each pass counted."""
     require(request)
     counts, teacher = request.facts["counts"], read_config(request.path("teacher.yml"))
@@ -72,7 +72,7 @@ def reads(request: Request) -> list[float]:
     if level := config["unlearn"].get("level"):  # a forward of all rows that a look scores
         each = counts["forget"] + counts["heldout"] + min(counts["retain"], LOOKED)
         looked = each * (1 + config["max_steps"] / level["every"]) / 3
-    return [taught * float(teacher.get("num_epochs") or 1), rows * ROWS * FORWARDS + looked]
+    return taught * float(teacher.get("num_epochs") or 1) + rows * ROWS * FORWARDS + looked, SHOWS
 
 
 def make(request: Request, run: Steps) -> None:

@@ -145,12 +145,12 @@ def _digests(folder: Path) -> set[str]:
     return {one["sha256"] for one in weights(folder).values()}
 
 
-def reads(request: Request) -> list[float]:
+def reads(request: Request) -> tuple[float, str]:
     """Rows of the one training, each pass counted."""
     _unchanged(request)
     counts = request.facts["counts"]
     times = passes(rows_of.read_config(request.path("finetune.yml")), counts["trained"])
-    return [float(times * (counts["trained"] - counts["forget"]))]
+    return float(times * (counts["trained"] - counts["forget"])), SHOWS
 
 
 def make(request: Request, run: Steps) -> None:

@@ -85,16 +85,10 @@ def train_shards(
         UnlearnError: A config that cannot be sharded, a folder of others, a failed training.
     """
     config = rows_of.read_config(config_path)
-    if wrong := [name for name in REFUSED if config.get(name)]:
-        raise UnlearnError(
-            f"{config_path}: `{wrong[0]}` does not go with shards; leave it out.",
-            code="shards.option",
-        )
-    if config.get("adapter") != "lora":
-        raise UnlearnError(
-            f"{config_path}: shards are adapters of one base; write `adapter: lora`.",
-            code="shards.no-lora",
-        )
+    wrong = [f"leave out `{name}`" for name in REFUSED if config.get(name)]
+    if wrong or config.get("adapter") != "lora":
+        cure = (*wrong, "write `adapter: lora`")[0]
+        raise UnlearnError(f"{config_path} does not go with shards; {cure}.", code="shards.option")
     told = {"schema": SCHEMA, "count": count, "by": by}
     new = {"threads": threads or cores(), "key": (key or secrets.token_bytes(32)).hex(),
            "current": "model", "keys": {}, "deleted": [], "model": {}}  # fmt: skip
@@ -220,8 +214,8 @@ def make_routed(
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
     run.threads = facts["threads"]  # of other numbers a product has other bits
-    module = "axolotl_unlearn.requests.trainings"
-    run.command("shards", [sys.executable, "-m", module, str(work)], lines="shard ")
+    words = [sys.executable, "-m", "axolotl_unlearn.requests.trainings", str(work)]
+    run.command("shards", words, float(config.get("num_epochs") or 1), lines="shard ")
     for shard, source in adapters.items():
         target = routed / f"shard-{shard}"
         target.mkdir()
@@ -281,19 +275,14 @@ def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, An
     return way, left, now
 
 
-def says(request: Request) -> str:
-    """For `plan`: which shards are trained again, and why if it is all of them."""
+def reads(request: Request) -> tuple[float, str]:
+    """Rows of the shards that are trained again, each pass counted; and which, and why if all."""
+    passes = rows_of.read_config(request.path("finetune.yml")).get("num_epochs") or 1
     way, _, _ = _plan(request)
     said = f"{SHOWS} ({len(way['again'])} of {len(way['before'])})"
     if "0" in way["again"]:
         said += "; a row is nobody's, which every shard has read: all are trained again"
-    return said
-
-
-def reads(request: Request) -> list[float]:
-    """Rows of the shards that are trained again, each pass counted: one start for all of them."""
-    passes = rows_of.read_config(request.path("finetune.yml")).get("num_epochs") or 1
-    return [float(passes) * _plan(request)[0]["reads"]]
+    return float(passes) * way["reads"], said
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -310,12 +299,7 @@ def prepare(request: Request) -> dict[str, Any]:
 
 
 def _facts(request: Request) -> dict[str, Any]:
-    """``shards.json``.
-
-    Raises:
-        UnlearnError: Another request was carried out on the shards since `prepare`, or they were
-            trained again.
-    """
+    """``shards.json``, if it is that of `prepare` or of `hand_over`."""
     way, facts = request.way, load(request.path(request.way["shards"]))
     if facts["keys"] not in (way["before"], way["keys"]):
         raise UnlearnError(
@@ -328,7 +312,8 @@ def _facts(request: Request) -> dict[str, Any]:
 def require(request: Request) -> None:
     """
     Raises:
-        UnlearnError: Of `_facts`, or of `retrain.require`.
+        UnlearnError: Another request was carried out on the shards since `prepare`, or they were
+            trained again; or what `retrain.require` says.
     """
     _facts(request)
     retrain.require(request)
