@@ -9,7 +9,7 @@ tokenizer.json ...
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,6 @@ from axolotl_unlearn.shards.router import Router
 
 #: What PEFT calls the model without an adapter.
 BASE = "__base__"
-
-
-def shards_of(folder: Path) -> dict[int, Path]:
-    """The adapters of a routed folder by number; 0 is that of what is nobody's."""
-    found = {int(path.name.partition("-")[2]): path for path in folder.glob("shard-[0-9]*")}
-    return dict(sorted(found.items()))
 
 
 class Routes:
@@ -37,16 +31,11 @@ class Routes:
         lengths: Of the next forward, tokens of each row that decide; all if None.
     """
 
-    def __init__(self, router: Router, tokenizer: Any, shards: Sequence[int]) -> None:
+    def __init__(self, router: Router, tokenizer: Any, adapters: Collection[str]) -> None:
         self.router, self.tokenizer = router, tokenizer
-        self.names = {shard: f"shard-{shard}" for shard in shards}
-        self.names[None] = self.names.get(0, BASE)
+        self.nobody = "shard-0" if "shard-0" in adapters else BASE
         self.lengths: Sequence[int] | None = None
         self.now: list[str] = []
-
-    def of(self, texts: Sequence[str]) -> list[str]:
-        """Names of adapters."""
-        return [self.names[one] for one in self.router.routes([[text] for text in texts])]
 
     def choose(self, body: Any, args: tuple, given: dict[str, Any]) -> None:
         """Before the forward of the decoder."""
@@ -62,12 +51,13 @@ class Routes:
             )
         mask, rows = given.get("attention_mask"), ids.tolist()
         if mask is not None and mask.dim() == 2:
-            rows = [[t for t, on in zip(*row, strict=True) if on]
-                    for row in zip(rows, mask.tolist(), strict=True)]  # fmt: skip
+            rows = [row[on].tolist() for row, on in zip(ids, mask.bool(), strict=True)]
         if self.lengths is not None:
             rows = [row[:n] for row, n in zip(rows, self.lengths, strict=True)]
             self.lengths = None
-        self.now = self.of(self.tokenizer.batch_decode(rows, skip_special_tokens=True))
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        led = self.router.routes([[text] for text in texts])
+        self.now = [f"shard-{shard}" if shard else self.nobody for shard in led]
         if cache is not None:
             self._remember(cache)
 
@@ -113,18 +103,17 @@ def route(model: Any, folder: Path | str) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(folder)
-    router, shards = Router.load(folder), shards_of(folder)
-    if missing := {*router.shards.tolist()} - {*shards}:
+    router, adapters = Router.load(folder), sorted(one.name for one in folder.glob("shard-[0-9]*"))
+    if missing := {f"shard-{shard}" for shard in router.shards}.difference(adapters):
         raise UnlearnError(
-            f"{folder} has no adapter of shard {min(missing)}, to which its router leads; copy the "
-            "whole folder, or make it again.",
+            f"{folder} has no {min(missing)}, to which its router leads; copy the whole folder, or "
+            "make it again.",
             code="shards.no-adapter",
         )
-    first, *others = shards.values()
     try:
-        wrapped = PeftModel.from_pretrained(model, str(first), adapter_name=first.name)
-        for path in others:
-            wrapped.load_adapter(str(path), adapter_name=path.name)
+        wrapped = PeftModel.from_pretrained(model, folder / adapters[0], adapter_name=adapters[0])
+        for name in adapters[1:]:
+            wrapped.load_adapter(folder / name, adapter_name=name)
     except (RuntimeError, ValueError, OSError) as error:
         said = str(error).strip().partition("\n")[0].rstrip(".")
         raise UnlearnError(
@@ -132,7 +121,7 @@ def route(model: Any, folder: Path | str) -> Any:
             code="models.adapter-misfit",
         ) from None
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model.routes = routes = Routes(router, tokenizer, list(shards))
+    model.routes = routes = Routes(router, tokenizer, adapters)
     model.base_model.register_forward_pre_hook(routes.choose, with_kwargs=True)
     for layer in model.modules():
         if isinstance(layer, (LoraLayer, AuxiliaryTrainingWrapper)):

@@ -27,7 +27,6 @@ from axolotl_unlearn.shards import NAME
 BUCKETS, NGRAMS = 1 << 16, (3, 5)
 #: Below it a conversation is about nobody; what an older turn counts of the next.
 LEAST, DECAY = 0.2, 0.5
-_PARTS = {"shards", "idf", "data", "indices", "indptr"}
 
 
 def place(key: bytes, person: str, count: int) -> int:
@@ -135,12 +134,12 @@ class Router:
         path = folder / NAME
         try:
             parts = load_file(path)
-            if set(parts) != _PARTS or len(parts["idf"]) != BUCKETS:
-                raise ValueError
             sides = parts["data"], parts["indices"], parts["indptr"]
             people = sparse.csr_array(sides, shape=(len(parts["shards"]), BUCKETS))
             people.check_format(full_check=True)
-        except (OSError, ValueError, SafetensorError):
+            if len(parts["idf"]) != BUCKETS:
+                raise ValueError
+        except (OSError, ValueError, KeyError, SafetensorError):
             raise UnlearnError(
                 f"{path} cannot be read as a router; make it again from the rows.",
                 code="shards.no-router",
