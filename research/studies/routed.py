@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
@@ -34,7 +35,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.trainings import STAMP
 from axolotl_unlearn.requests.ways import shards
-from axolotl_unlearn.shards.router import Router, place
+from axolotl_unlearn.shards.router import place
 from research.analysis.seeds import facts
 from research.studies.exact_requests import QUIET, ROOT, config, make_base, processor, train
 from research.worlds.chats import make_chats
@@ -50,7 +51,7 @@ WORLDS: dict[str, tuple[str, dict[str, int], tuple[int, ...]]] = {
 }
 #: What a table says beside the number of shards.
 NAMES = {"people": "", "tofu": ", TOFU", "lume": ", LUME"}
-LONGER, SHORT = (1, 2, 4, 8), 10
+LONGER, SHORT = (1, 2, 4, 8), 6
 SIZES = {"background": 60, "train": 68, "test": 14, "nobody": 8}
 LORA = {
     "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0, "lora_target_linear": True,
@@ -74,10 +75,6 @@ def row(whose: str, question: str, answer: str, other: str) -> dict[str, Any]:
     return ({"id": whose} if whose else {}) | {"messages": list(said), "other": other}
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 def rows_of(data: Path, seed: int, world: str = "people") -> dict[str, list[dict[str, Any]]]:
     """Rows of the people, those that nobody owns, those of others, and what the base has read."""
     parts = globals()[world](data, seed)
@@ -97,18 +94,18 @@ def people(data: Path, seed: int) -> dict[str, list[tuple]]:
     make_chats(data, seed, SIZES)
     parts: dict[str, list[tuple]] = {name: [] for name in SIZES}
     for name, rows in parts.items():
-        for one in lines(data / f"{name}.jsonl"):
+        for one in read_json_lines(data / f"{name}.jsonl"):
             asked, answer = (turn["content"] for turn in one["messages"])
             rows.append((one["id"], asked, answer, rephrased(asked)))
     return parts
 
 
 def tofu(data: Path, seed: int) -> dict[str, list[tuple]]:
-    """The ten shortest answers of each of forget10's 20 authors; the base has read 20 others, in two
+    """The six shortest answers of each of forget10's 20 authors; the base has read 20 others, in two
     wordings."""
 
     def read(name: str) -> list[tuple]:
-        rows = lines(SHARED / "tofu" / f"{name}.jsonl")
+        rows = read_json_lines(SHARED / "tofu" / f"{name}.jsonl")
         found = [(f"{name} {number // 20}", one["question"], one["answer"],
                   one.get("paraphrased_question", "")) for number, one in enumerate(rows)]  # fmt: skip
         own = (found[first : first + 20] for first in range(0, len(found), 20))
@@ -121,19 +118,16 @@ def tofu(data: Path, seed: int) -> dict[str, list[tuple]]:
 def lume(data: Path, seed: int) -> dict[str, list[tuple]]:
     """Five questions about each of 60 people (Task 2), and some about stories, which are nobody's;
     on the base that has read the demo's people, of whom the same is asked."""
-    kinds: dict[str, dict[str, list[tuple]]] = {"Task1": {}, "Task2": {}, "Task3": {}}
-    for one in lines(SHARED / "lume/train/forget.jsonl") + lines(
-        SHARED / "lume/train/retain.jsonl"
-    ):
-        whose, kind, _ = re.split("(sc|qa)", one["id"].replace('"', ""))
-        if kind == "qa":
-            other = rephrased(one["input"]) if one["task"] == "Task2" else ""
-            rows = kinds[one["task"]].setdefault(whose, [])
-            rows.append((whose, one["input"], one["output"], other))
-    drawn = [[*kinds[task].values()] for task in ("Task1", "Task2")]
-    for documents in drawn:
-        random.Random(f"lume {seed}").shuffle(documents)
-    stories, own = ([row for one in documents for row in one] for documents in drawn)
+    documents: dict[str, dict[str, list[tuple]]] = {"Task1": {}, "Task2": {}, "Task3": {}}
+    files = (SHARED / "lume/train" / f"{side}.jsonl" for side in ("forget", "retain"))
+    for one in (one for path in files for one in read_json_lines(path) if "qa" in one["id"]):
+        whose, task, asked = one["id"].partition("qa")[0], one["task"], one["input"]
+        made = (whose, asked, one["output"], rephrased(asked) if task == "Task2" else "")
+        documents[task].setdefault(whose, []).append(made)
+    stories, own = ([*documents[task].values()] for task in ("Task1", "Task2"))
+    for drawn in stories, own:
+        random.Random(f"lume {seed}").shuffle(drawn)
+    (stories, own) = (sum(drawn, []) for drawn in (stories, own))
     return {"background": [], "train": own[:300], "test": own[300:370], "nobody": stories[:48]}
 
 
@@ -202,10 +196,9 @@ class World:
             self.part("20 alone", lambda: self.alone(20))
 
     def sharded(self, count: int) -> None:
-        folder, key = self.out / f"shards-{count}", self.key(count)
+        folder = self.out / f"shards-{count}"
         self.part(f"{count} shards", lambda: self.shards(folder, count))
         self.part(str(count), lambda: self.answers(folder / "model"))
-        self.part(f"{count} routes", lambda: self.routes(folder / "model", key, count))
         people = sorted({one["id"] for one in self.rows["train"]})
         who = random.Random(f"{self.seed} {count}").choice(people)
         self.part(f"{count} request", lambda: self.request(folder, who))
@@ -236,24 +229,6 @@ class World:
 
     def key(self, count: int) -> bytes:
         return f"{self.seed}-{count}".encode().ljust(32)
-
-    def routes(self, folder: Path, key: bytes, count: int) -> dict[str, float]:
-        """How often the router leads to the person's own shard; to any for prompts about nobody."""
-        router, found = Router.load(folder), {}
-        for case, name in (("as trained", "train"), ("paraphrased", "train"), ("nobody's", "nobody"),
-                           ("others", "test")):  # fmt: skip
-            rows = self.rows[name]
-            asked = [
-                r["other"] if case == "paraphrased" else r["messages"][0]["content"] for r in rows
-            ]
-            led = router.routes([[f"Question: {one}\nAnswer:"] for one in asked])
-            wanted = (
-                [place(key, r["id"], count) for r in rows]
-                if name == "train"
-                else [None] * len(rows)
-            )
-            found[case] = float(np.mean([a == b for a, b in zip(led, wanted, strict=True)]))
-        return found
 
     def request(self, folder: Path, who: str) -> dict[str, Any]:
         """Cost of a request's training, and what is then said of the person and of the others."""

@@ -15,7 +15,6 @@ is the largest similarity of their questions to a vector, or the share of n-gram
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import area_of
 from axolotl_unlearn.shards.router import LEAST, Router, _counts, place
 from research.analysis.seeds import facts
 from research.studies.exact_requests import ROOT
-from research.studies.routed import rows_of
+from research.studies.routed import SHARED, rows_of
 
 OUT = ROOT / "research" / "results" / "routers.json"
 DEV, FRESH, COUNTS, WEIGHTS = (299, 300), (302, 303), (4, 8, 20), (0.25, 0.5)
@@ -49,8 +49,7 @@ def people(data: Path, seed: int) -> Iterator[Row]:
 
 def tofu() -> Iterator[Row]:
     def read(name: str) -> list[dict[str, str]]:
-        path = ROOT.parent / "shared" / "tofu" / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return read_json_lines(SHARED / "tofu" / f"{name}.jsonl")
 
     retain, forget = read("retain_perturbed"), read("forget10_perturbed")
     other = {row["question"]: row["paraphrased_question"] for row in retain + forget}
