@@ -504,7 +504,7 @@ def test_rows_that_no_match_entry_looks_at_are_named(life):
     forget = [config["unlearn"]["forget"][0], {"objective": "npo", "kinds": "question"}]
     config["unlearn"]["forget"] = forget
     config["unlearn"]["level"].pop("certainty", None)
-    with pytest.raises(UnlearnError, match="no `match` entry is for questions of task 1"):
+    with pytest.raises(UnlearnError, match="no entry of match is for questions of task 1"):
         train(life, config)
 
 

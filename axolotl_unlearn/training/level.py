@@ -37,6 +37,7 @@ from axolotl_unlearn.metrics.learned import learned_attack, text_features, token
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
+from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import evaluating, row_keys
 from axolotl_unlearn.reference.heldout import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
@@ -323,9 +324,10 @@ class LevelCallback(Extension):
         matched = _meant_by([one for one in entries if one.objective.level == "labels"], rows)
         if len(unmatched := np.flatnonzero(~matched & (roles == ROLES["forget"]))):
             groups = _named((row["kind"], row["task"]) for row in rows.select(unmatched))
+            levelled = [name for name, one in OBJECTIVES.items() if one.level == "labels"]
             raise UnlearnError(
-                "`unlearn.level` watches all forget rows, but no `match` entry is for "
-                f"{groups}: add one for them, or forget them in a run of their own."
+                f"`unlearn.level` watches all forget rows, but no entry of {' or '.join(levelled)} "
+                f"is for {groups}: add one for them, or forget them in a run of their own."
             )
         seen = dict.fromkeys(e.objective.sees for e in entries if e.objective.against_heldout)
         forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
