@@ -48,14 +48,13 @@ def files(tmp_path):
 
 def test_it_learns_from_what_the_model_learned_without_the_documents_to_forget(files):
     config = {"datasets": [{"path": str(files["memorise"])}], "num_epochs": 2}
-    rows, read = retained_rows(config, [files["forget"]], [])
+    rows = retained_rows(config, [files["forget"]], [])
     assert sorted(r.id for r in rows) == sorted(
         f'"retain{n}"{kind}' for n in range(4) for kind in ("sc1", "qa0")
     )
-    assert read == 2 * 3 * 14
     # Of a document that is to be forgotten no other row may teach either.
     one = write(files["forget"].with_name("one.jsonl"), [row("retain", 2)])
-    rows, _ = retained_rows(config, [files["forget"], one], [])
+    rows = retained_rows(config, [files["forget"], one], [])
     assert not any(r.document == '"retain2"' for r in rows) and len(rows) == 6
     with pytest.raises(UnlearnError, match="2 rows of --retain"):
         retained_rows(config, [one], [files["retain"]])
@@ -91,11 +90,10 @@ def test_it_reads_the_field_names_of_the_config(tmp_path):
         "datasets": [{"path": str(forget)}, {"path": str(retain)}],
         "unlearn": {"data": data},
     }
-    found, read = retained_rows(config, [forget], [])
+    found = retained_rows(config, [forget], [])
     assert [(r.input, r.output, r.kind) for r in found] == [
         (row["question"], row["answer"], "question") for row in rows[1:]
     ]
-    assert read == 3
 
 
 def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
@@ -170,8 +168,7 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
     assert texts.windows and not texts.among(result.output)
     assert not search([out], texts).left  # it never saw them
     cost = json.loads((out / "teacher.json").read_text())
-    assert (cost["rows"], cost["available"], cost["read"], cost["original_read"]) == (4, 8, 8, 42)
-    assert cost["seconds"] > 0 and "19.0% of the run" in result.output
+    assert (cost["rows"], cost["available"], cost["passes"]) == (4, 8, 2) and cost["seconds"] > 0
     taught = AutoModelForCausalLM.from_pretrained(out)
     moved = [
         (a - b).abs().max().item()

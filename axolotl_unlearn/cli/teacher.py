@@ -36,23 +36,22 @@ def command(config: Path, out: Path, start: bool, **given: Any) -> None:
 
     original = original_of(config) if start else None
     cost = make_teacher(config, out, **given)
-    share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
-    answer(model=out, **vars(cost))
+    answer(model=out, **cost)
     say(
-        f"{out}: {cost.rows} of {cost.available} retained rows, {cost.passes} "
-        f"pass{'es' * (cost.passes > 1)}, {cost.read} rows read"
-        f"{share if cost.original_read else ''}, {cost.seconds:.0f} s."
+        f"{out}: {cost['rows']} of {cost['available']} retained rows, {cost['passes']} "
+        f"pass{'es' * (cost['passes'] > 1)}, {cost['seconds']:.0f} s."
     )
-    where = f"{{model: {cost.base}, adapter: {out}}}" if cost.adapter else f"{{model: {out}}}"
+    base, adapter = cost["base"], cost["adapter"]
+    where = f"{{model: {base}, adapter: {out}}}" if adapter else f"{{model: {out}}}"
     if original is None:
         say(f"In the config that forgets: {{objective: match, reference: {where}}}")
         return
     made = make_start(original, cost, out)
-    kept = f"{{model: {cost.base}, adapter: {original}}}" if cost.adapter else str(original)
+    kept = f"{{model: {base}, adapter: {original}}}" if adapter else str(original)
     rate = read_config(config).get("learning_rate")
     say(
         f"In the config that forgets:\n\nbase_model: {made}\nunlearn:\n  preset: never-seen\n"
-        f"  teacher: {where if cost.adapter else out}\n  original: {kept}\n"
+        f"  teacher: {where if adapter else out}\n  original: {kept}\n"
         "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw\n"
         f"learning_rate: {rate}   # that of {config.name}\nnum_epochs: 10"
     )

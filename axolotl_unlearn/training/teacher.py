@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +32,10 @@ NOT_THE_TEACHERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TeacherCost:
-    """What a teacher cost: ``rows`` of the ``available`` retained ones, ``passes`` over them, rows
-    ``read`` in all (and by the run that made the model), seconds of wall clock; and whether it is
-    an ``adapter`` of ``base``."""
-
-    rows: int
-    available: int
-    passes: int
-    read: int
-    original_read: int
-    seconds: float
-    base: str
-    adapter: bool
-
-
 def retained_rows(
     config: dict[str, Any], forget: Sequence[Path], retain: Sequence[Path]
-) -> tuple[list[Record], int]:
-    """The rows to teach from, each once, none of them in the forget set; and rows read originally.
+) -> list[Record]:
+    """The rows to teach from, each once, none of them in the forget set.
 
     They are those of ``retain``, or the datasets of ``config`` without the forget set.
 
@@ -61,13 +44,10 @@ def retained_rows(
     """
     data = _data(config)
     by_text: dict[tuple[str, str], Record] = {}
-    read = 0
     for entry in config.get("datasets") or []:
         path = Path(str(entry.get("path")))
         if path.is_file():
-            rows = _records(path, data)
-            read += len(rows)
-            by_text |= {(row.input, row.output): row for row in rows}
+            by_text |= {(row.input, row.output): row for row in _records(path, data)}
         elif not retain:
             raise UnlearnError(
                 f"`datasets` reads {path}, which is no local file of records: give the retained "
@@ -90,7 +70,7 @@ def retained_rows(
         )
     if not left:
         raise UnlearnError("no retained row is left to teach from; give some with --retain.")
-    return left, int(read * float(config.get("num_epochs") or 1))
+    return left
 
 
 def _data(config: dict[str, Any]) -> DataArgs:
@@ -170,9 +150,13 @@ def make_teacher(
     rows: int | None = None,
     passes: int = 1,
     bf16: bool | None = None,
-) -> TeacherCost:
-    """Train the teacher with ``axolotl train`` and write ``out/teacher.json``; ``rows``: about how
-    many retained ones it reads, default all.
+) -> dict[str, Any]:
+    """Train the teacher with ``axolotl train``; ``rows``: about how many retained ones it reads,
+    default all.
+
+    Returns:
+        ``rows`` of the ``available`` retained ones, ``passes`` over them, ``seconds`` of wall
+        clock, and whether it is an ``adapter`` of ``base``; in ``out/teacher.json``, too.
 
     Raises:
         UnlearnError: The config, the rows or the training.
@@ -181,7 +165,7 @@ def make_teacher(
     if not config.get("base_model"):
         raise UnlearnError(f"{config_path} names no `base_model`; give an Axolotl config.")
     seed = int(config.get("seed") or 42)
-    available, original_read = retained_rows(config, forget, retain)
+    available = retained_rows(config, forget, retain)
     chosen = sample(available, rows, seed)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -201,17 +185,10 @@ def make_teacher(
     code = subprocess.run([*command, "--launcher", "python"], check=False).returncode
     if code:
         raise UnlearnError(f"`{' '.join(command)}` ended with exit code {code}; see above.")
-    cost = TeacherCost(
-        rows=len(chosen),
-        available=len(available),
-        passes=passes,
-        read=len(order),
-        original_read=original_read,
-        seconds=round(time.monotonic() - started, 1),
-        base=str(config["base_model"]),
-        adapter=bool(config.get("adapter")),
-    )
-    write_json(out / "teacher.json", asdict(cost))
+    cost = {"rows": len(chosen), "available": len(available), "passes": passes}
+    cost |= {"seconds": round(time.monotonic() - started, 1), "base": str(config["base_model"])}
+    cost |= {"adapter": bool(config.get("adapter"))}
+    write_json(out / "teacher.json", cost)
     return cost
 
 
@@ -235,13 +212,13 @@ def original_of(config_path: Path) -> Path:
     return folder
 
 
-def make_start(original: Path, cost: TeacherCost, teacher: Path) -> Path:
+def make_start(original: Path, cost: dict[str, Any], teacher: Path) -> Path:
     """Write the model halfway between the original and its teacher beside the teacher, float32."""
     import torch
 
     from axolotl_unlearn.models import START, load_model, load_tokenizer, parse_models
 
-    out, base = teacher.with_name(f"{teacher.name}-start"), f"{cost.base}+" * cost.adapter
+    out, base = teacher.with_name(f"{teacher.name}-start"), f"{cost['base']}+" * cost["adapter"]
     specs = parse_models([f"original={base}{original}", f"teacher={base}{teacher}"])
     half, other = (load_model(spec, dtype=torch.float32, device="cpu") for spec in specs)
     with torch.no_grad():
