@@ -120,14 +120,14 @@ def add_canaries(
     losses: Mapping[str, Sequence[float]],
     coins: Sequence[bool],
 ) -> None:
-    """``canaries`` of each entry: `coin_test` of minus the loss, less that of a model that never
-    saw the rows (retrained or reference) where there is one; ``sentence``.
+    """``canaries`` of each entry: `coin_test` of minus the loss, less that of the retrained
+    model where there is one; ``sentence``.
 
     Args:
         losses: By model, of each row.
     """
     roles = {one["role"]: one["name"] for one in reversed(results)}
-    control, before = roles.get("retrained") or roles.get("reference"), roles.get("original")
+    control, before = roles.get("retrained"), roles.get("original")
     found = {
         name: coin_test(
             np.subtract(losses[control] if control not in (None, name) else 0, own), coins

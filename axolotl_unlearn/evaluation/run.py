@@ -100,7 +100,6 @@ def evaluate(
                 results.append(entry | own)
                 advance(1)
             summary.add_distances(results, measured, sets, settings)
-            summary.add_reference(results)
             if losses := {n: one.canary_loss for n, one in measured.items() if one.canary_loss}:
                 add_canaries([r for r in results if r["name"] in losses], losses, sets.coins)
             summary.add_learned(results, measured, sets)

@@ -176,15 +176,12 @@ def _answers(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, fl
 
 
 AUDIT_FILE = "audit.jsonl"
-ROLES = ("original", "retrained", "reference")
 _RETRAINED = re.compile(r"retrained([-_]?\d+)?")
 
 
 def role_of(name: str) -> str:
-    """By name: retrained (also retrained-2 ...: other seeds), reference, else candidate."""
-    if _RETRAINED.fullmatch(name):
-        return "retrained"
-    return "reference" if name == "reference" else "candidate"
+    """By name: retrained (also retrained-2 ...: other seeds), else candidate."""
+    return "retrained" if _RETRAINED.fullmatch(name) else "candidate"
 
 
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
@@ -285,27 +282,12 @@ def attack_losses(measured: Measured) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def add_reference(results: list[dict[str, Any]]) -> None:
-    """The attack "reference": loss minus that of a model of the role "reference"; with a retrained
-    model the judgement takes that one instead."""
-    reference = next((one for one in results if one["role"] == "reference"), None)
-    for own in (one["likelihood"] for one in results if reference and one is not reference):
-        pairs = {
-            side: list(zip(own[name], reference["likelihood"][name], strict=True))
-            for side in ("member", "nonmember")
-            if own[name := f"{side}_loss"] and reference["likelihood"][name]
-        }
-        if pairs:  # in one evaluation all models have the same texts
-            own["attacks"]["reference"] = {s: [a - b for a, b in p] for s, p in pairs.items()}
-
-
 def add_learned(
     results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
 ) -> None:
     """``learned`` of each candidate: AUC and p of the learned attack, p of each document, and what
-    it is ``against``: the features of the retrained model (or the reference), or chance."""
-    names = {r["role"]: r["name"] for r in reversed(results) if r["role"] in ROLES}
-    other = names.get("retrained") or names.get("reference")
+    it is ``against``: the features of the retrained model, or chance."""
+    other = next((one["name"] for one in results if one["role"] == "retrained"), None)
     for result in results:
         if result["role"] != "candidate":
             continue

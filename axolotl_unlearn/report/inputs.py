@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,12 @@ def folder_of(results: str | Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def attack_results(folder: Path, but: Collection[Path] = ()) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own, ``but`` those files.
+def attack_results(folder: Path) -> list[dict[str, Any]]:
+    """What each attack wrote into a file of its own.
 
     Half a file too: the verdict does not pass over it.
     """
-    files = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
+    files = map(_json, sorted(folder.glob("*-*.json")))
     marks = {"attack", "title", "model", "rows", "tests"}
     return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
 
