@@ -57,8 +57,11 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
     ):
         both = []
         for row in np.flatnonzero((role == ROLES[side]) & np.isin(said, list(places))).tolist():
-            labels = rows[row]["labels"]
-            both += [(row, t) for t in places[said[row]] if _meet(labels, rows[t]["labels"])][:1]
+            for other in places[said[row]]:
+                labels = zip(rows[row]["labels"], rows[other]["labels"], strict=False)
+                if any(a != IGNORE and b != IGNORE for a, b in labels):
+                    both.append((row, other))
+                    break
         if both:
             where = " and ".join(
                 f"row {number[row] + 1} of {names.get(int(file[row]), f'a {kind} set')}"
@@ -69,11 +72,6 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
                 f"{where}); {cure}.",
                 code="data.both-sides",
             )
-
-
-def _meet(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether a token has a label in both rows."""
-    return any(a != IGNORE and b != IGNORE for a, b in zip(one, other, strict=False))
 
 
 def near_note(rows: Any) -> list[str]:

@@ -8,7 +8,7 @@ Hugging Face ``datasets`` bytes that are not UTF-8 would be replaced without a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +48,9 @@ class RoleStrategy(DatasetWrappingStrategy):
             raise UnlearnError(fault, code="data.part-of-a-file")
 
     def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
-        rows = read_rows(self.path) if self.path else _numbered(dataset)
+        rows: Rows = ((f"row {number}", row) for number, row in enumerate(dataset or (), start=1))
+        if self.path:
+            rows = read_rows(self.path)
         given = self._read(rows)
         if self.data.suppression and self.role in LEARNED:
             from axolotl_unlearn.data.suppression import allowed
@@ -80,10 +82,6 @@ class RoleStrategy(DatasetWrappingStrategy):
             FILE: pair_number(self.source),
         }
         table.add(ids, labels, **facts)
-
-
-def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Rows:
-    return ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
 
 
 class RecordStrategy(RoleStrategy):

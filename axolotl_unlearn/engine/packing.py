@@ -158,7 +158,9 @@ def can_pack(model: nn.Module, unwrapped: nn.Module, batch: Mapping[str, Tensor]
     if unwrapped not in _PACKING:
         _PACKING[unwrapped] = _learn_packing(model, unwrapped, batch.device)
     config = unwrapped.config.get_text_config()
-    worthwhile = is_worthwhile(batch, config.hidden_size, _is_blockwise(config))
+    # Over blocks, and not over all pairs of the one row.
+    blockwise = _attention_of(config).startswith(("flash", "flex"))
+    worthwhile = is_worthwhile(batch, config.hidden_size, blockwise)
     return _PACKING[unwrapped] if worthwhile else None
 
 
@@ -218,11 +220,6 @@ def _end_to_end(
 
 def _attention_of(config: Any) -> str:
     return str(getattr(config, "_attn_implementation", "sdpa"))
-
-
-def _is_blockwise(config: Any) -> bool:
-    """Whether attention runs over blocks, and not over all pairs of the one row."""
-    return _attention_of(config).startswith(("flash", "flex"))
 
 
 def _has_windows(config: Any) -> bool:

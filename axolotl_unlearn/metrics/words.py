@@ -31,18 +31,14 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def without_accents(text: str) -> str:
-    """Latin and Greek letters without marks: "Brontë" to "Bronte"; a Japanese "ga" stays."""
-    plain = _MARKED.sub(r"\1", unicodedata.normalize("NFD", text))
-    return unicodedata.normalize("NFC", plain)
-
-
 def fold(text: str) -> str:
     """Lower case, no accents, punctuation as spaces, no article: "the Thames," -> "thames".
 
-    Where a script has no spaces every character is a word.
+    Where a script has no spaces every character is a word. Marks go with Latin and Greek letters
+    alone: "Brontë" becomes "bronte", a Japanese "ga" stays.
     """
-    text = _GROUPED.sub("", without_accents(text))
+    plain = _MARKED.sub(r"\1", unicodedata.normalize("NFD", text))
+    text = _GROUPED.sub("", unicodedata.normalize("NFC", plain))
     folded = words(text.casefold().replace("ł", "l").replace("ø", "o"))
     return " ".join(folded[1:] if len(folded) > 1 and folded[0] in ("a", "an", "the") else folded)
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import output_vocabulary
-from axolotl_unlearn.engine.needs import ForwardSpec
 from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.views import Entry, together, view_of
 from axolotl_unlearn.errors import UnlearnError
@@ -24,12 +23,6 @@ from axolotl_unlearn.reference.sharded import is_sharded
 def asks_for_logits(entries: Sequence[Entry]) -> bool:
     """Whether any objective compares with the reference's distributions."""
     return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
-
-
-def reference_needs(entries: Sequence[Entry], batch: Batch) -> ForwardSpec:
-    """What those entries that compare ask of the reference about a batch."""
-    views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
-    return together(view.of_reference() for view in views)
 
 
 def precompute(
@@ -66,7 +59,8 @@ def precompute(
     reference.keep_in(Path(folder) / reference.digest(unwrapped, precision), part)
     before, sharded = reference.forwards, is_sharded(unwrapped)
     for batch in track(batches, "reference", total=total, transient=True, disable=not progress):
-        needs = reference_needs(entries, batch)
+        views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
+        needs = together(view.of_reference() for view in views)
         if needs.anything() or sharded:  # all processes, whatever their rows are
             reference.look_up(model, unwrapped, batch, needs)
     for module in unwrapped.modules() if sharded else ():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,6 @@ from axolotl_unlearn.training.stopping import (
 
 LOG = logging.getLogger(__name__)
 
-T = TypeVar("T")
 #: Retained rows that are scored at a watch, and the most steps between two watches.
 RETAIN_ROWS, EVERY = 100, 30
 #: Rows of a side that the learned attack sees at a watch, at most.
@@ -95,12 +94,6 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
     return strategy.wrap_dataset(None)
 
 
-def heldout_rows(args: LevelArgs, tokenizer: Any, cfg: Any) -> Dataset:
-    """The held-out rows that looks score."""
-    rows = forget_rows(args.heldout, tokenizer, cfg)
-    return rows.select(_drawn(rows, range(len(rows)), args))
-
-
 def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
     """Of these rows at most `unlearn.level.rows` of each kind and task, evenly; with
     ``per_document`` all, for each has to be looked at."""
@@ -110,11 +103,6 @@ def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
         groups[kinds[row], tasks[row]].append(row)
     most = len(rows) if args.per_document else args.rows
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
-
-
-def looks_every(steps: int) -> int:
-    """Steps between two looks of a run of ``steps``: five looks, or more."""
-    return max(1, min(EVERY, steps // 5))
 
 
 def _named(groups: Iterable[tuple[int, int]]) -> str:
@@ -265,11 +253,6 @@ def _kept(
     return {"start": float(torch.cat(losses).mean())}
 
 
-def agreed(mine: T) -> T:
-    """The first process's: last bits differ, and all must end at one step."""
-    return broadcast_object_list([mine])[0]
-
-
 @dataclass(eq=False)
 class LevelCallback(Extension):
     """Fits, watches, corrects, stops, and brings the best state back.
@@ -318,7 +301,8 @@ class LevelCallback(Extension):
     def of(cls, run: Run) -> LevelCallback:
         """For a run, before references are asked."""
         args, rows, tokenizer = run.args.level, run.rows, run.tokenizer
-        unseen = heldout_rows(args, tokenizer, run.cfg)
+        unseen = forget_rows(args.heldout, tokenizer, run.cfg)
+        unseen = unseen.select(_drawn(unseen, range(len(unseen)), args))
         entries = run.entries
         roles = np.asarray(rows["role"][:])
         matched = _meant_by([one for one in entries if one.objective.level == "labels"], rows)
@@ -513,12 +497,15 @@ class LevelCallback(Extension):
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
         last = step >= state.max_steps
-        if step % (self.args.every or looks_every(state.max_steps)) and not last:
+        every = self.args.every or max(1, min(EVERY, state.max_steps // 5))
+        if step % every and not last:
             return control
         settled = step > self.args.settle * state.max_steps
         with evaluating(model):
             loss_is_due = control.should_log
-            better, stop = agreed(self.watch(model, step, correct=settled and not last))
+            mine = self.watch(model, step, correct=settled and not last)
+            # The first process's: last bits differ, and all must end at one step.
+            better, stop = broadcast_object_list([mine])[0]
             control.should_log = loss_is_due  # which a log of one's own takes back
         if better:
             moving = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}

@@ -96,14 +96,13 @@ def judge(
 )
 def look(target: Target, texts: Sequence[str]) -> Array:
     rng = np.random.default_rng(target.seed)
-    changed = [[_like(text, change(text, rng)) for text in texts] for change in (_cased, _dropped)]
+    # Read after the prompt of the text, too.
+    changed = [
+        [Answer(change(text, rng), getattr(text, "prompt", "")) for text in texts]
+        for change in (_cased, _dropped)
+    ]
     rows = zip(target.facts(texts), texts, *map(target.facts, changed), strict=True)
     return np.array([features(facts, str(text), *others) for facts, text, *others in rows])
-
-
-def _like(text: str, changed: str) -> str:
-    """The changed text, read after the prompt of the first."""
-    return Answer(changed, text.prompt) if getattr(text, "prompt", "") else changed
 
 
 def _cased(text: str, rng: np.random.Generator) -> str:
