@@ -33,7 +33,7 @@ def test_everything_is_found(folder):
     sets = load_sets(folder)
     assert len(sets.forget) == len(sets.retain) == 42
     assert len(sets.member) == len(sets.nonmember) == 21
-    assert len(sets.utility) == 8 and sets.utility_source == "general"
+    assert len(sets.utility) == 8
     assert sets.notes == []
 
 

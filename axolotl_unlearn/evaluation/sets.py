@@ -63,7 +63,6 @@ class EvaluationSets:
     member: list[tuple[str, str]]
     nonmember: list[tuple[str, str]]
     utility: list[Option] = field(default_factory=list)
-    utility_source: str = ""
     canaries: list[tuple[str, str]] = field(default_factory=list)
     coins: list[bool] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -175,15 +174,12 @@ def load_sets(
                 code="eval.both-sides",
             )
     general = find_file(folder, "general") if "mmlu" in parts else None
-    utility, source = (read_options(general), "general") if general else ([], "")
+    utility = read_options(general) if general else []
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
     path = canaries or find_file(folder, NAME)
     coins, rows = (read_coins(path), read_documents(path)) if path else ([], [])
-    sets = EvaluationSets(
-        folder, **sides, utility=utility, utility_source=source, notes=notes, canaries=rows,
-        coins=coins,
-    )  # fmt: skip
+    sets = EvaluationSets(folder, **sides, utility=utility, notes=notes, canaries=rows, coins=coins)
     if "tasks" in parts:
         for side in ("forget", "retain"):
             rows = sides[side]

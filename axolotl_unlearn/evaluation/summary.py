@@ -56,7 +56,6 @@ def summarise(
         "mia_auc": area,
         "mia_score": score,
         "utility": utility,
-        "utility_source": sets.utility_source,
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "gate": semeval.gate(utility, before),
@@ -68,8 +67,7 @@ def summarise(
     }
     if blind is not None and texts:
         result["membership"] = _membership(measured, sets, blind)
-    grouped = sets.utility_source == "general" and any(one.subject for one in sets.utility)
-    if measured.options and grouped:
+    if measured.options and any(one.subject for one in sets.utility):
         result["utility_groups"] = _utility_groups(measured, sets)
     return result
 

@@ -300,10 +300,6 @@ class Difference:
     high: float
     p: float
 
-    @property
-    def significant(self) -> bool:
-        return self.p < 1 - LEVEL
-
     @classmethod
     def of(cls, gap: Estimate) -> Difference:
         return cls(gap.value, gap.value - gap.half(), gap.value + gap.half(), gap.p)
