@@ -180,6 +180,15 @@ def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
     assert own.best_step == 410 and own.fault() is None
 
 
+def test_retained_rows_that_are_no_longer_said_count_before_their_loss():
+    """.02 nats a token are nothing, but one answer in four was lost."""
+    rule = Stopping(margin=0.1, tolerance=0.1, patience=1, said=0.05)
+    rule.see(0, {"loss": 1.0}, 0.02, said=0.99)
+    assert rule.see(10, {"loss": 0.5}, 0.04, said=0.75) == (False, False)
+    assert rule.see(20, {"loss": 0.6}, 0.04, said=0.96) == (True, True)
+    assert rule.best_step == 20 and rule.history[1]["retain_said"] == 0.75
+
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -268,7 +277,7 @@ def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(
     model = AutoModelForCausalLM.from_pretrained(life / "original").eval()
     facts = ScoredRows(list(rows), tokenizer).score(model)
     loss = -np.concatenate([one.logp for one in facts]).mean()
-    assert report["retained"] == pytest.approx(loss, abs=1e-4)
+    assert report["retained"]["loss"] == pytest.approx(loss, abs=1e-4)
 
 
 def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life, matched):
@@ -279,9 +288,11 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     for entry in config["unlearn"]["retain"][2:]:
         entry["reference"] = {"model": str(life / "original")}
     seen = json.loads((train(life, config) / "level.json").read_text())
-    assert own["retained"] == own["watched"][0]["retain_loss"]
-    assert seen["retained"] == pytest.approx(own["retained"], abs=1e-4)
-    assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"], abs=1e-3)
+    assert own["retained"] == {
+        "loss": own["watched"][0]["retain_loss"], "said": own["watched"][0]["retain_said"],
+    }  # fmt: skip
+    assert seen["retained"]["loss"] == pytest.approx(own["retained"]["loss"], abs=1e-4)
+    assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
 @pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])

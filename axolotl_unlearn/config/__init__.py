@@ -400,7 +400,10 @@ class LevelArgs(Strict):
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
-    patience: int = Field(2, gt=0, description="looks in a row that must be within both")
+    said: float = Field(
+        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
+    )
+    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
     per_document: bool = Field(
         False,
         description="for few documents: end only when none of them is told by itself, and take an "

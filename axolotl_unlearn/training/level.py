@@ -245,12 +245,14 @@ def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
 def _kept(
     rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]], device: torch.device
 ) -> dict[str, float]:
-    """`Stopping.start` of the model that rows are held to; empty if that is not known of all."""
+    """`Stopping.start` and its share said of the model that rows are held to; empty if that is not
+    known of all of them."""
     asked = [_asked(row, entries, device) for row in rows]
     if not asked or None in asked:
         return {}
     losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in asked]
-    return {"start": float(torch.cat(losses).mean())}
+    said = [bool((x.argmax(-1) == y).all()) for x, y in asked]
+    return {"start": float(torch.cat(losses).mean()), "said_at_start": float(np.mean(said))}
 
 
 @dataclass(eq=False)
@@ -355,7 +357,9 @@ class LevelCallback(Extension):
             self.rest = [one and entropy_without(*one).cpu() for one in told]
         held = [pair for pair in by_teacher if pair[0].side == "retain"]
         kept = _kept(self.retain.rows, held, device)
-        self.stopping = Stopping(tolerance=args.retain, patience=args.patience, **kept)
+        self.stopping = Stopping(
+            tolerance=args.retain, patience=args.patience, said=args.said, **kept
+        )
         if resumed:
             self.load(resumed)
 
@@ -447,15 +451,16 @@ class LevelCallback(Extension):
         learned = learned_auc(forget, heldout, self.judged)
         if learned is not None:
             aucs["learned"] = learned
-        self.retain.score(model)
+        kept = self.retain.score(model)
         loss = -float(torch.cat(self.retain.logps).mean())
+        said = float(np.mean([one.greedy.all() for one in kept]))
         few = {}
         if self.args.per_document:
             few = {"told": told_apart(seen, unseen), "error": sampling_error(seen, unseen)}
-        verdict = self.stopping.see(step, aucs, loss, self.expected(), **few)
+        verdict = self.stopping.see(step, aucs, loss, self.expected(), said=said, **few)
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
-            | {"level/retain_nll": round(loss, 4)}
+            | {"level/retain_nll": round(loss, 4), "level/retain_said": round(said, 3)}
             | {"level/temperature": round(self.level.temperature, 3)}
         )
         return verdict
@@ -529,6 +534,7 @@ class LevelCallback(Extension):
         if fault := rule.fault():
             LOG.warning(fault)
         if self.out is not None and state.is_world_process_zero:
-            report = {"kept_step": rule.best_step, "retained": rule.start, "watched": rule.history}
+            to_keep = {"loss": rule.start, "said": rule.said_at_start}
+            report = {"kept_step": rule.best_step, "retained": to_keep, "watched": rule.history}
             write_json(self.out / "level.json", report)
         return control

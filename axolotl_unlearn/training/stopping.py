@@ -67,16 +67,20 @@ class Stopping:
     Attributes:
         margin: ``|AUC - expected|`` that counts as "cannot be told", for the strongest attack.
         tolerance: How far the mean loss of retained rows may lie above ``start``, nats.
+        said: Share of the retained rows that may no longer come out word by word.
         patience: Watches in a row that must be within both.
         stale: Watches in a row after the best state that end the run, once nobody is told in it and
             the strongest attack is within two margins: what comes later drifts.
-        start: Loss of the model that is to be kept on retained rows; the first watch unless given.
+        start, said_at_start: Loss and share of the model that is to be kept on retained rows; the
+            first watch unless given.
     """
 
     margin: float = 0.05
     tolerance: float = 0.1
     patience: int = 2
+    said: float = 1.0
     start: float | None = None
+    said_at_start: float = 0.0
     best: tuple[float, float, float] = (float("inf"),) * 3
     best_step: int | None = None
     closest: tuple[float, int] = (float("inf"), 0)
@@ -105,6 +109,7 @@ class Stopping:
         retain_loss: float,
         expected: Mapping[str, float] | None = None,
         *,
+        said: float = 0.0,
         told: int = 0,
         error: float = 0.0,
     ) -> tuple[bool, bool]:
@@ -115,15 +120,17 @@ class Stopping:
             retain_loss: Mean loss of retained rows, nats a token. The first call is the start.
             expected: The AUC of an attack if nothing had been seen, where known (else .5): the
                 forget documents may be harder than the held-out ones, or easier.
+            said: Share of retained rows that come out word by word.
             told: Forget documents that are told by themselves.
             error: What an AUC may differ from that by chance, where that is more than the margin.
         """
         if self.start is None:
-            self.start = retain_loss
+            self.start, self.said_at_start = retain_loss, said
         goal = expected or {}
         strongest = max(abs(value - goal.get(name, 0.5)) for name, value in aucs.items())
         lost = max(0.0, retain_loss - self.start - self.tolerance)
-        seen = {"step": step, **aucs, "retain_loss": retain_loss}
+        lost += max(0.0, self.said_at_start - said - self.said)
+        seen = {"step": step, **aucs, "retain_loss": retain_loss, "retain_said": said}
         self.history.append(
             seen
             | ({"told": told} if told else {})
