@@ -121,13 +121,6 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     assert missing.exit_code == 2 and "--data" in missing.output
 
 
-def test_init_of_match_says_what_is_missing(home, tmp_path):
-    rows = ["--forget", home / "forget.jsonl", "--retain", home / "retain.jsonl"]
-    done = run("init", "--kind", "match", "--base-model", "m", *rows, "--out", tmp_path / "a.yml")
-    assert done.exit_code == 2 and "--heldout" in done.output
-    assert not (tmp_path / "a.yml").exists()
-
-
 def test_a_shell_completes_commands_and_options(monkeypatch):
     """As docs/own-model.md says."""
     name = "_AXOLOTL_UNLEARN_COMPLETE"

@@ -92,13 +92,10 @@ def test_models_that_cannot_be_used(home, entry, code):
         parse_models([entry.format(home=home)])
 
 
-def test_a_folder_without_weights(home, tmp_path):
+def test_a_folder_without_weights_and_two_models_of_one_name(home, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with fails("models.no-weights"):
         parse_models([str(tmp_path)])
-
-
-def test_two_models_of_one_name(home):
     with fails("models.same-name"):
         parse_models([str(home / "base")] * 2)
 

@@ -319,7 +319,7 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
     (tmp_path / "two.yml").write_text(yaml.safe_dump(settings))
     words, folder = ("new", tmp_path / "two.yml", "--out"), tmp_path / "r" / "smith"
     done = said(*words, folder, "--where", "customer=7", "--person", "Ada Quill").output
-    assert "To forget: 4 rows of data set 0, 1 row of data set 1." in done
+    assert f"{folder}: 5 rows to forget, " in done
     assert "2 retained rows with client=7: another field" in done
     assert "'smith' stands in every record and export" in done
     passages = (folder / "data" / "offered.json").read_text()

@@ -266,19 +266,6 @@ def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):  # n
     assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
 
 
-def test_a_file_more_or_less_is_a_fault_whatever_the_manifest_says(folder, tmp_path):
-    export(folder, tmp_path / "a.zip", **GIVEN)
-    whole = opened(tmp_path / "a.zip")
-    for name in exporting.FILES:
-        files = {n: content for n, content in whole.items() if n not in (name, "manifest.json")}
-        files["manifest.json"] = exporting._manifest(files)
-        (tmp_path / "less.zip").write_bytes(exporting._archive(files))
-        assert verify_export(tmp_path / "less.zip").exit == 2, name
-    (tmp_path / "more.zip").write_bytes(exporting._archive(whole | {"more.txt": b"x"}))
-    with fails("record.no-export"):
-        verify_export(tmp_path / "more.zip")
-
-
 def _zip(how: int, files: dict[str, bytes]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", how) as archive:

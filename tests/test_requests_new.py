@@ -63,12 +63,14 @@ def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monk
     """On the command line they are in the history and in `ps`; in request.json they outlive the
     rows."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AXOLOTL_DO_NOT_TRACK", raising=False)
     path = tmp_path / "finetune.yml"
     path.write_text(yaml.safe_dump(config(home)))
     Path("where").write_text("id=ada-quill\n\n")
     words = ("new", path, "--where", "@where")
     found = said(*words, "--out", "requests/a", "--contains", "@-", typed="12 Rope Walk\n").output
     assert "3 rows to forget" in found
+    assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
     for name in ("request.json", "offered.json"):
         text = Path("requests/a", name).read_text().casefold()
         assert "quill" not in text and "rope" not in text
@@ -581,13 +583,3 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     block = yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
     assert "level" not in block and [e["objective"] for e in block["forget"]] == ["match", "nckd"]
     assert not request.path("eval-data", "member.jsonl").exists()
-
-
-def test_the_command(home, made, monkeypatch):
-    monkeypatch.delenv("AXOLOTL_DO_NOT_TRACK", raising=False)
-
-    words = ("new", home / "finetune.yml", "--where")
-    again = said(*words, "id=ada-quill", "--out", made.request.folder, code=2)
-    assert "already exists" in again.output
-    assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
-    assert "must be FIELD=VALUE" in said(*words, "ada", "--out", "x", code=2).output

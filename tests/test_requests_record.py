@@ -342,34 +342,6 @@ def test_signature_of_the_owner(folder, keys):  # noqa: F811
     assert "cannot sign" in said("sign", folder, "--key", public, code=2).output
 
 
-def test_the_record_holds_an_attack_on_texts(tmp_path):
-    """It has tests and no rows; the ids of its documents stay where they are."""
-    from axolotl_unlearn.requests.record import _attacks
-
-    attack = {"attack": "inside", "title": "Looking inside", "tests": {"states": {"auc": 0.9}}}
-    attack |= {"sentence": "Told with AUC 0.90.", "documents": {"ada": {"p": 0.1}}}
-    write_json(tmp_path / "attacks" / "inside-after.json", attack)
-    write_json(tmp_path / "attacks" / "other-after.json", {"attack": "x", "title": "half a file"})
-    (found,) = _attacks(tmp_path)
-    assert found["variants"] == ["states"] and "AUC 0.90" in found["says"]
-    assert "ada" not in json.dumps(found)
-
-
-def test_what_an_exact_way_is_bound_to_stands_there_without_a_path(tmp_path):
-    """Digests of base, rows and config, so that others can repeat it."""
-    base = model_folder(tmp_path / "secret-place" / "base")
-    folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
-    bound = {"base": {"name": str(base), "weights": {"a": "0" * 64}}, "rows": {"count": 3}}
-    facts = json.loads((folder / "request.json").read_text())
-    write_json(folder / "request.json", facts | {"bound": bound})
-    write_json(folder / "exact.json", {"because": "x", "bound": bound})
-    write(folder)
-    predicate = read(folder)["predicate"]
-    for part in (predicate["bound"], predicate["way"]["bound"]):
-        assert part == bound | {"base": bound["base"] | {"name": "base"}}
-    assert "secret-place" not in (folder / "record.json").read_text()
-
-
 def test_it_is_of_this_request_alone(tmp_path):
     """Ids of other requests, their documents and paths of this machine stood in it and its export.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -16,6 +17,8 @@ from axolotl_unlearn import __version__
 from axolotl_unlearn.cli._json import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
+#: The disk is full, of which a write says no name.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Commands of Axolotl's own program.
 AXOLOTL = ("train", "preprocess", "merge-lora", "evaluate", "inference", "quantize", "vllm-serve")
 
@@ -48,10 +51,15 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # which click knows
         except Exception as error:
-            if isinstance(error, OSError) and error.filename is not None:
-                name = str(error.filename)
-                name = name if len(name) < 200 else f"{name[:200]}..."
-                self.fail(ctx, f"Error: {name}: {error.strerror}; give another path.", 2)
+            reason: BaseException | None = error
+            while reason and not (
+                isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL)
+            ):
+                reason = reason.__cause__  # `datasets` wraps what stopped it
+            if reason:
+                says = f"Error: {str(reason.filename or 'a file')[:200]} cannot be read or written "
+                says += f"({reason.strerror}); make room, allow it, or give another path."
+                self.fail(ctx, says, 2)
             if ctx.params.get("debug"):
                 raise
             # What libraries say of values may quote a row.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
@@ -20,16 +18,13 @@ from axolotl_unlearn.cli._options import COUNT, PATH, few_logs, lines, one_value
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_PLACE = click.Path(exists=True, path_type=Path)
 _DAY = click.DateTime(["%Y-%m-%d"])
 _FOLDER = click.argument("folder", type=PATH)
 
 
-#: The disk is full, or nobody may write there.
-_NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-
-
 class _Resumed(click.Group):
-    """Of whatever stops a command, what to do is said: none leaves half of anything behind."""
+    """After Ctrl-C, what to do is said: no command leaves half of anything behind."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -41,15 +36,6 @@ class _Resumed(click.Group):
             answer(error=(says := f"stopped; the same command {goes}."))
             click.echo(f"\n{says}", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
-        except Exception as error:
-            reason: Any = None if isinstance(error, UnlearnError | click.ClickException) else error
-            while reason is not None and getattr(reason, "errno", None) not in _NO_WRITING:
-                reason = reason.__cause__  # `datasets` wraps what stopped it
-            if reason is None:
-                raise
-            says = f"{reason.filename or 'a file'} cannot be written ({reason.strerror}); make "
-            says += "room or allow writing, and give the same command again."
-            raise UnlearnError(says, code="requests.cannot-write") from None
 
 
 @click.group(cls=_Resumed)
@@ -99,13 +85,6 @@ def _quietly() -> None:
     os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
     logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
     click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
-
-
-def _there(*paths: Path) -> None:
-    for path in paths:
-        if not path.exists():
-            says = f"{path} does not exist; name a file or folder."
-            raise UnlearnError(says, code="requests.no-place")
 
 
 @command.command("new")
@@ -160,8 +139,6 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
 
 
 def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
-    from axolotl_unlearn.config.reading import read_config
-    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests.choose import Wanted, speaking
     from axolotl_unlearn.requests.request import counted
 
@@ -174,11 +151,6 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
-    entries = len(read_config(made.request.path("finetune.yml")).get("datasets") or ())
-    taken = Counter(row["dataset"] for row in read_json_lines(made.request.rows("forget")))
-    if entries > 1:
-        each = (f"{counted(taken[n], 'row')} of data set {n}" for n in range(entries))
-        yield f"To forget: {', '.join(each)}."
     if offered.near and not options.with_near:
         yield f"{len(offered.near)} {kept} are nearly the same (--with-near takes them)."
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
@@ -262,13 +234,12 @@ def run(folder: Path, **given: Any):
 
 
 @command.command("list")
-@click.argument("requests_dir", metavar="[REQUESTS]", type=PATH, default="requests")
+@click.argument("requests_dir", metavar="[REQUESTS]", type=_PLACE, default="requests")
 def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.request import Request
 
-    _there(requests_dir)
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
     for entry in ledger.entries():
@@ -313,7 +284,7 @@ def audit(model: str, requests_dir: Path, quiet: bool, **options: Any):
 
 @command.command("derived")
 @_FOLDER
-@click.argument("places", nargs=-1, required=True, type=PATH)
+@click.argument("places", nargs=-1, required=True, type=_PLACE)
 def derived(folder: Path, places: tuple[Path, ...]):
     """List models below PLACES that were made of one that knows the rows of the request in FOLDER.
 
@@ -336,7 +307,7 @@ def derived(folder: Path, places: tuple[Path, ...]):
 @_FOLDER
 @click.option("--yes", is_flag=True, help="Remove what is listed; without it nothing changes.")
 @click.option("--with-data", is_flag=True, help="Also the rows kept for later audits.")
-@click.option("--search", "places", multiple=True, type=PATH, help="Where else to look.")
+@click.option("--search", "places", multiple=True, type=_PLACE, help="Where else to look.")
 def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
 
@@ -347,7 +318,6 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     from axolotl_unlearn.requests import erase as erasing
     from axolotl_unlearn.requests.request import held, home
 
-    _there(*places)
     with ExitStack() as stack:
         if yes and (folder / "request.json").is_file():  # nobody removes or trains beside it
             stack.enter_context(held(home(folder).parent))

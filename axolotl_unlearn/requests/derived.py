@@ -79,13 +79,10 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
     """Models below the places that were made of the one before a request, or of earlier ones.
 
     Raises:
-        UnlearnError: The request was not carried out, or a place does not exist.
+        UnlearnError: The request was not carried out.
     """
     request = Request.load(folder)
     known, digests, found = _known(request), {}, []
-    for place in places:
-        if not place.exists():
-            raise UnlearnError(f"{place} does not exist; name folders that hold models.")
     # Model and adapter folders and GGUF files, but for those of the requests.
     files = walk(places, [request.folder.parent], Found())
     models = (p if p.suffix == ".gguf" else p.parent if p.name in ORIGINS[:3] else None
