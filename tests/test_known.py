@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.machinery
+import importlib.util
 import json
 import shutil
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import eval_model
@@ -14,6 +20,7 @@ from fault_codes import fails
 from test_eval_served import TESTS, serving, vllm
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.evaluation import known
 from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
 
 NAMES = [f"{first}{last}" for first in "RBDFGKLMNP" for last in ("ade", "ilo", "umi")]
@@ -154,6 +161,37 @@ def test_a_gguf_file_is_run_by_llama_cpp(home, tmp_path):
                   home / "heldout.jsonl", "--out", tmp_path / "a.json")  # fmt: skip
     check(found, recognised=False)
     assert "llama.cpp" in found["documents"][0]["not_measured"]["recognised"]
+
+
+def test_a_gguf_file_is_asked_one_by_one_and_silence_is_not_measured(home, monkeypatch):
+    """llama.cpp's server has one slot here. A chat model writes nothing after a bare question."""
+    now, most = [], []
+
+    class Silent(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            now.append(1)
+            most.append(len(now))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            time.sleep(0.02)
+            now.pop()
+            said = {"data": [{"id": "m"}], "choices": [{"text": "\n", "finish_reason": "stop"}]}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(said).encode())
+
+        do_GET = do_POST = answer  # noqa: N815 (the names of http.server)
+
+    spec = importlib.machinery.ModuleSpec("xllamacpp", None)
+    monkeypatch.setitem(sys.modules, "xllamacpp", importlib.util.module_from_spec(spec))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        monkeypatch.setattr(known, "llamacpp", lambda *_: contextlib.nullcontext(url))
+        found = audit_documents(home / "documents.jsonl", str(home / "no.gguf"))
+        server.shutdown()
+    assert max(most) == 1
+    line = next(one for one in found["documents"] if one["answers"])
+    assert line["said"] is None and "--chat" in line["not_measured"]["said"]
 
 
 @pytest.mark.parametrize("code, words", [

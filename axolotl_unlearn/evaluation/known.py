@@ -223,7 +223,9 @@ def audit_documents(
     with ExitStack() as running:
         if isinstance(found, Path):
             room = max(len(i.text.encode()) for i in (*items, *held)) + max_new_tokens + 64
-            asked, name = Served(running.enter_context(llamacpp(found, room))), found.stem
+            # One slot: what waits behind seven others of a slow model meets the time limit.
+            url = running.enter_context(llamacpp(found, room))
+            asked, name = Served(url, at_once=1), found.stem
         elif found.served:
             asked, name = Served(found.model), found.name
         else:
@@ -272,6 +274,8 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     p, side = min((one.told for one in items if one.told[1]), default=(None, ""))
     said = sum(contains_answer(one.wrote, one.rest) for one in asked)
     away = {} if asked else {"said": "no question of it is in the file"}
+    if asked and not any(one.wrote.strip() for one in asked):
+        away["said"] = "nothing is written after its questions; a chat model wants --chat"
     if not recited:
         away["recited"] = f"fewer than {FEW} words follow"
     if p is None:
@@ -281,7 +285,7 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     return {
         "document": document,
         "reading": reading or ("not measured" if len(away) == 3 else "nothing found"),
-        "said": said if asked else None,
+        "said": None if "said" in away else said,
         "answers": len(asked),
         "words": best.words,
         "of": len(words(best.rest)),

@@ -31,6 +31,7 @@ class Served:
 
     Args:
         url: ``http://host:port/v1``, with ``#NAME`` where it serves several models.
+        at_once: Requests at once, else what the environment says.
 
     Attributes:
         scores: Whether it gives log-probs of a prompt; never of the whole vocabulary.
@@ -41,12 +42,12 @@ class Served:
 
     distributions = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, at_once: int = 0) -> None:
         self.url, _, self.name = url.partition("#")
         limit = httpx.Timeout(float(os.environ.get(SECONDS, 120)), connect=3.0)
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
         self.client = httpx.Client(headers=headers, timeout=limit)
-        self.at_once = int(os.environ.get(AT_ONCE, 8))
+        self.at_once = at_once or int(os.environ.get(AT_ONCE, 8))
         listed = self._ask("GET", "models", tries=2)  # nobody there is said at once
         if not self.name:
             names = [one["id"] for one in listed["data"]]
