@@ -45,12 +45,6 @@ ATTENTION = """
     attn_implementation flash_attention flex_attention sage_attention xformers_attention
 """.split()
 
-#: Where a missing base model comes from, by the folder the examples use.
-_MAKERS = {
-    "out/memorised": "axolotl train examples/memorise.yml",
-    "out/demo/memorised": "make demo",
-}
-
 
 def faults(cfg: dict) -> list[str]:
     """Every fault of a raw config, each one sentence with key and cure; empty if there is none."""
@@ -319,21 +313,13 @@ def _every(cfg: dict, what: str) -> float:
 
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What a run towards a level can be expected to leave, or holds retained rows to."""
-    notes = []
-    if any(entry.objective == "match" for entry in args.forget):
-        notes.append(
-            "an attacker with the weights can still tell by gradients what was forgotten: on a "
-            "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "
-            "0.49 (docs/never-seen.md)."
-        )
+    """What a run towards a level holds retained rows to."""
     start = Path(str(cfg.get("base_model"))) / START
-    if args.teacher and args.original is None and os.path.isfile(start):
-        notes.append(
-            f"retained rows are held to `base_model: {cfg['base_model']}`, the start halfway to "
-            "the teacher: name the model before it as `unlearn.original`."
-        )
-    return notes
+    return told(
+        (args.teacher and args.original is None and os.path.isfile(start),
+         f"retained rows are held to `base_model: {cfg.get('base_model')}`, the start halfway to "
+         "the teacher: name the model before it as `unlearn.original`."),
+    )  # fmt: skip
 
 
 def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
@@ -475,8 +461,7 @@ def _model_faults(cfg: dict) -> list[str]:
         ):
             continue
         if not os.path.exists(path):
-            maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
-            cure = f"run `{maker}` first" if maker else "check the path, relative to where you are"
+            cure = "train it first, or check the path, relative to where you are"
             faults.append(f"`{key}: {path}` does not exist; {cure}.")
         elif key == "lora_model_dir" and _adapter_config(cfg) is None:
             faults.append(

@@ -185,9 +185,9 @@ def tokenizer_difference(first: Any, second: Any) -> str | None:
 def _least_distance(base: Model, parent: Model) -> float:
     least = float("inf")
     for name in base.tensors:
-        ours = base.tensors[name].float()
+        ours = base.tensors.read(name).float()
         if ours.dim() > 1 and ours.any():
-            gap = (parent.tensors[name].float() - ours).norm() / ours.norm()
+            gap = (parent.tensors.read(name).float() - ours).norm() / ours.norm()
             least = min(least, float(gap))
         if least <= UNRELATED:
             break

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +34,8 @@ def read_json(path: Path) -> dict:
         raise UnlearnError(f"{path} cannot be read ({wrong}): write it again.") from error
 
 
-class Tensors(Mapping[str, Tensor]):
-    """The tensors of one or more safetensors files, opened anew for each read."""
-
-    def __init__(self, files: dict[str, Path]):
-        self.files = files  # tensor name -> file
+class Tensors(dict[str, Path]):
+    """The tensors of one or more safetensors files by name, opened anew for each read."""
 
     @classmethod
     def of_file(cls, path: Path) -> Tensors:
@@ -56,22 +52,13 @@ class Tensors(Mapping[str, Tensor]):
                 raise UnlearnError(f"{folder} lacks {file}: copy it.", code="merging.no-weights")
         return cls({name: folder / file for file in files for name in _names(folder / file)})
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.files
-
-    def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self.files[name], framework="pt") as handle:
+    def read(self, name: str) -> Tensor:
+        with safe_open(self[name], framework="pt") as handle:
             return handle.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header alone."""
-        with safe_open(self.files[name], framework="pt") as handle:
+        with safe_open(self[name], framework="pt") as handle:
             return tuple(handle.get_slice(name).get_shape())
 
     @cached_property
@@ -80,7 +67,7 @@ class Tensors(Mapping[str, Tensor]):
         the first tensor that holds NaN or infinity: one reading for both."""
         digest, broken = hashlib.sha256(), None
         for name in sorted(self):
-            with safe_open(self.files[name], framework="pt") as handle:
+            with safe_open(self[name], framework="pt") as handle:
                 dtype, tensor = handle.get_slice(name).get_dtype(), handle.get_tensor(name)
             digest.update(f"{name}|{tuple(tensor.shape)}|{dtype}|".encode())
             flat = tensor.contiguous().flatten()
@@ -118,7 +105,7 @@ class Model:
         """All weights; a head that is tied to the embeddings is one weight, stored or not."""
         tensors = Tensors.of_checkpoint(self.path)
         if HEAD in tensors and self._tied:
-            del tensors.files[HEAD]
+            del tensors[HEAD]
         return tensors
 
     @property

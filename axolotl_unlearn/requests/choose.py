@@ -57,14 +57,6 @@ class Wanted:
         """What was asked for in words."""
         return [*self.people, *self.contains, *(value for _, value in self.where)]
 
-    def keyed(self, key: Callable[[str], str]) -> list[str]:
-        """The options with ids in the place of their values, which name people."""
-        named = [(f"--where {name}=", value) for name, value in self.where]
-        named += [("--rows ", str(self.rows))] if self.rows else []
-        for option, part in _KEYS.items():
-            named += [(f"--{option} ", value) for value in getattr(self, part)]
-        return [option + key(value)[:12] for option, value in named]
-
 
 @dataclass(frozen=True)
 class Offered:

@@ -129,12 +129,6 @@ def new_request(
     _new(out)
     require(wanted)
     config = read_config(config_path)
-    if not out.name.isprintable() or out.name.strip() != out.name or not out.name:
-        # Lines of a ledger, a page or a screen could be forged with it.
-        raise UnlearnError(
-            f"--out {out.name!r}: a request's name has no line breaks and no spaces at "
-            "its ends; give another."
-        )
     speaking([out.name, *(one.name for one in options.subjects)], wanted)
     ledger = Ledger(out.parent)
     accepted = ledger.accepted()
@@ -218,9 +212,11 @@ def new_request(
         write_yaml(out / "teacher.yml", head, teacher)
         write_yaml(out / "forget.yml", head, forget_config(config, facts, types, out, options))
         write_evaluation(out, seed)
-        if coins:
-            write_canaries(out, coins)
-        facts["chosen"]["how"] = wanted.keyed(ledger.keyed)
+        if coins:  # texts as the model learned, or would have learned, them
+            tokenizer = load_tokenizer_of(out / "finetune.yml")
+            texts = documents_of(encoded(out, "canaries", tokenizer), tokenizer)
+            canaries = [one | {COIN: coins[one["id"]]} for one in texts]
+            write_lines(out / "eval-data" / "canaries.jsonl", canaries)
         if trained.split:
             keep_split(ledger, *trained.split)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
@@ -361,14 +357,6 @@ def _canaries(
         rows.append(Source(row_id(row), row, (there or trained.rows[0]).entry))
         coins[rows[-1].id] = coin
     return rows, coins
-
-
-def write_canaries(out: Path, coins: Mapping[str, bool]) -> None:
-    """``eval-data/canaries.jsonl``: texts as the model learned, or would have learned, them."""
-    tokenizer = load_tokenizer_of(out / "finetune.yml")
-    documents = documents_of(encoded(out, "canaries", tokenizer), tokenizer)
-    lines = [one | {COIN: coins[one["id"]]} for one in documents]
-    write_lines(out / "eval-data" / "canaries.jsonl", lines)
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:

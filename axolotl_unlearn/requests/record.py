@@ -275,11 +275,6 @@ def _predicate(
         name = Path(base["name"])
         return given | {"base": base | {"name": name.name if name.is_dir() else str(name)}}
 
-    def chosen(value: Any) -> Any:
-        """How rows were chosen names people: counts stay, whatever is text is keyed."""
-        counted = isinstance(value, (int, float, type(None)))
-        return value if counted else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
-
     before, after = (
         {name: one[name] for name in ("digest", "base")}
         for one in (model_facts(request.before), model)
@@ -299,7 +294,7 @@ def _predicate(
                 ledger.keyed(row["id"])
                 for row in (read_json_lines(tested) if tested.is_file() else ())
             ],
-            "chosen": {name: chosen(value) for name, value in facts.get("chosen", {}).items()},
+            "chosen": {k: n for k, n in facts.get("chosen", {}).items() if isinstance(n, int)},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},
         "model": {"before": public(before), "after": public(after)},
