@@ -101,11 +101,6 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
             },
             "extraction": _extraction(rng, values),
             "gate": {"below_gate": utility < 0.75, "threshold": 0.75, "original": 1.0},
-            "forgetting": "balanced"
-            if abs(area - 0.5) < 0.1
-            else "under"
-            if area > 0.5
-            else "over",
             "seconds": 4.2,
             "likelihood": {
                 "member_loss": members.round(4).tolist(),

@@ -109,7 +109,6 @@ CASES = {
     "request suppress": ("{requests}", "digests"),
     "request told": ("{requests}/r1 --recipient Cloud", "day"),
     "request verify": ("{requests}/r1", "signature"),
-    "tasks register": ("--remove", "removed"),
     "tasks run": (
         "--model hf-unlearn --model_args pretrained={model},dtype=float32 --device cpu --limit 2 "
         "--tasks unlearn_likelihood --metadata {{'data_dir':'{data}'}} --batch_size 4",

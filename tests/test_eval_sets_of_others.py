@@ -110,14 +110,16 @@ def wmdp(tmp_path) -> Path:
 
 
 def test_wmdp_is_lm_evals_own_task_on_rows_of_a_folder(wmdp, tmp_path):
+    import lm_eval
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import load_yaml_config
 
-    from axolotl_unlearn.evaluation.tasks import installed_task_folder, task_folder
+    from axolotl_unlearn.evaluation.tasks import task_folder
 
     tasks = loaded(["unlearn_wmdp"], data_dir=str(wmdp))
-    own = load_yaml_config(installed_task_folder() / "wmdp" / "wmdp_chem.yaml", mode="full")
+    file = Path(lm_eval.__file__).parent / "tasks/wmdp/wmdp_chem.yaml"
+    own = load_yaml_config(file, mode="full")
     first = asked(tasks["unlearn_wmdp_chem"])[0]
     assert first.startswith(own["description"].strip()) and "chem is 0?\nA. w\nB. x" in first
     assert first.endswith("\nAnswer:")

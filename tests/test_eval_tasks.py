@@ -175,44 +175,6 @@ def test_gate_and_standard_error_by_hand():
     assert math.isnan(lm_tasks.standard_error([1.0, None]))
 
 
-def test_register_and_remove(tmp_path):
-    written = tasks.register_tasks(tmp_path)
-    home = tmp_path / "semeval_unlearn"
-    assert home.is_dir() and not home.is_symlink()
-    assert {path.name for path in written if path.parent == home} == {
-        "README.md",
-        "_semeval_unlearn.yaml",
-        "semeval_unlearn_mia.yaml",
-        "semeval_unlearn_mmlu.yaml",
-        "semeval_unlearn_tasks.yaml",
-        "utils.py",
-    }
-    assert json.loads((home / tasks.MARKER).read_text())["version"] == tasks.TASK_VERSION
-    (home / "utils.py").write_text("# of an older version\n")
-    tasks.register_tasks(tmp_path)  # refreshes
-    assert "axolotl_unlearn" in (home / "utils.py").read_text()
-    assert home in tasks.unregister_tasks(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert tasks.unregister_tasks(tmp_path) == []
-
-
-def test_foreign_folders_are_left_alone(tmp_path):
-    home = tmp_path / "semeval_unlearn"
-    home.mkdir()
-    (home / "mine.yaml").write_text("task: mine\n")
-    with fails("tasks.not-ours"):
-        tasks.register_tasks(tmp_path)
-    with fails("tasks.not-ours"):
-        tasks.unregister_tasks(tmp_path)
-    assert (home / "mine.yaml").is_file()
-    (home / "mine.yaml").unlink()
-    home.rmdir()
-    tasks.register_tasks(tmp_path)
-    (home / "notes.txt").write_text("mine")
-    with fails("tasks.not-ours"):
-        tasks.unregister_tasks(tmp_path)
-
-
 def test_task_folder_is_where_the_entry_point_says():
     from importlib.metadata import entry_points
 

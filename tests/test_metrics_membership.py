@@ -20,7 +20,6 @@ from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
     equivalence,
-    forgetting,
     gap_of,
     rank_test,
     told_documents,
@@ -58,12 +57,6 @@ def test_tpr_is_the_best_point_of_scikit_learns_roc(members, others, fpr):
     )
     best = max(t for f, t in zip(*rates[:2], strict=True) if f <= fpr + 1e-12)
     assert tpr_at_fpr(members, others, fpr) == pytest.approx(best)
-
-
-def test_forgetting_is_named_by_the_interval():
-    assert forgetting((0.45, 0.62)) == forgetting((0.5, 0.7)) == "balanced"
-    assert forgetting((0.51, 0.62)) == "under"
-    assert forgetting((0.1, 0.49)) == "over"
 
 
 def test_baselines_find_other_words_and_lengths():

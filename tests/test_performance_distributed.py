@@ -6,42 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from test_train_axolotl import adapter, assert_same, config, stage, train  # noqa: F401
+from test_train_axolotl import config, stage  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-
-
-def launch(command: list[str], **environment: str) -> None:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=800,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-9000:]
-
-
-@pytest.mark.slow
-def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks_on_cpu):
-    """Also where only one process needs a reference forward: neither hangs nor differs."""
-    out = tmp_path / "result.json"
-    launch([*TORCHRUN, str(ROOT / "tests/two_ranks.py"), str(out)])
-    result = json.loads(out.read_text())
-    assert result["largest"] > 1e-2
-    assert result["ddp"] < 1e-5 and result["fsdp2"] < 1e-5 and result["pcgrad"] < 1e-5
-    assert result["fsdp2 full"] < 1e-5
-    assert result["rmu"] < 1e-5 and result["rmu and kl"] < 1e-5
-    if util.find_spec("deepspeed"):  # not among the pinned packages
-        assert max(result[f"zero {level}"] for level in (1, 2, 3)) < 1e-5
 
 
 @pytest.mark.slow
@@ -49,11 +22,17 @@ def test_full_fine_tuning_in_parts_gives_the_loss_and_gradient_of_one_process(
     tmp_path, forks_on_cpu
 ):
     """Every objective under FSDP2, the starting model asked in its parts; also as a resumed run has
-    it, which reads what was said."""
+    it, which reads what was said. And LoRA, whose reference runs in training."""
     out = tmp_path / "result.json"
-    launch([*TORCHRUN, str(ROOT / "tests/two_ranks_sharded.py"), str(out)])
+    command = [*TORCHRUN, str(ROOT / "tests/two_ranks_sharded.py"), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=800, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-9000:]
     found = json.loads(out.read_text())
-    assert {one["sees"] for one in found.values()} == {"labels", "pairs", "distributions", "hidden"}
+    seen = {one["sees"] for one in found.values()}
+    assert seen == {"labels", "pairs", "distributions", "hidden", None}
     for name, one in found.items():
         assert one["largest"] > 0.1, name
         assert max(one["loss"], one["gradient"]) < 1e-6, (name, one)
@@ -125,48 +104,3 @@ def test_example_configs_have_no_fault(name):
     missing = ("does not exist", "data/semeval", "needs the package deepspeed")
     found = [f for f in faults(cfg) if not any(words in f for words in missing)]
     assert not found
-
-
-def test_four_bit_base_gives_its_own_reference():
-    """QLoRA: bitsandbytes NF4 on the CPU; at the start, NPO is 2 ln 2 / beta and KL is 0."""
-    bnb = pytest.importorskip("bitsandbytes")
-    from conftest import random_batch, tiny_llama, with_lora
-
-    from axolotl_unlearn.config import ObjectiveArgs
-    from axolotl_unlearn.engine.head_losses import ChunkPlan
-    from axolotl_unlearn.engine.step import step_loss
-    from axolotl_unlearn.engine.views import make_entries
-    from axolotl_unlearn.reference.start import make_reference
-
-    base = tiny_llama(seed=1, hidden_size=64, intermediate_size=64)
-    try:
-        for layer in base.model.layers:
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                old = getattr(layer.mlp, name)
-                new = bnb.nn.Linear4bit(
-                    old.in_features, old.out_features, bias=False, quant_type="nf4",
-                    compute_dtype=torch.float32,
-                )  # fmt: skip
-                new.weight = bnb.nn.Params4bit(
-                    old.weight.data, requires_grad=False, quant_type="nf4"
-                )
-                setattr(layer.mlp, name, new.to("cpu"))
-        base(input_ids=torch.tensor([[3, 4, 5]]))
-    except Exception as error:  # depends on the build of bitsandbytes
-        pytest.skip(f"bitsandbytes has no 4-bit kernel here: {type(error).__name__}: {error}")
-    model = with_lora(base, trained=False).train()  # in eval, its CPU kernel has no backward
-    entries = make_entries(
-        [
-            ("forget", ObjectiveArgs(objective="npo", beta=0.1)),
-            ("retain", ObjectiveArgs(objective="kl")),
-        ]
-    )
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
-    result = step_loss(model, random_batch(seed=3), entries, reference=reference)
-    total, count = result.parts["forget/npo"]
-    assert float(total / count) == pytest.approx(20 * 0.6931472, rel=1e-4)
-    total, count = result.parts["retain/kl"]
-    assert float(total / count) == pytest.approx(0, abs=1e-5)
-    result.total.backward()
-    grads = [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
-    assert any(g.abs().max() > 1e-6 for g in grads)

@@ -212,7 +212,8 @@ def test_the_recipe_and_its_checks(home, made):
     preset = {"preset": "never-seen", "teacher": str(folder / "work/teacher"), "heldout": "h"}
     given, whole = map(parse_unlearn, (recipe["unlearn"], preset))
     assert (given.forget, given.pairing) == (whole.forget, whole.pairing)
-    assert "adapter" not in recipe and recipe["unlearn"]["level"]["per_document"]
+    level = recipe["unlearn"]["level"]
+    assert "adapter" not in recipe and level["per_document"] and level["said"] == 0.05
     teacher = yaml.safe_load((folder / "teacher.yml").read_text())
     assert teacher["base_model"] == str(home / "base") and teacher["num_epochs"] == 3
     (rows,) = teacher["datasets"]

@@ -80,6 +80,8 @@ RMU = objectives(
     {"objective": "rmu", "layer": 1}, retain=({"objective": "hidden_mse", "layer": 1},)
 )
 
+SURGERY = {"extensions": {"extension": "research.methods.surgery:Surgery", "method": "pcgrad"}}
+
 
 def cut(stage, name, processes, **changes):  # noqa: F811
     """Four pairs a step, whoever reads them."""
@@ -103,6 +105,8 @@ def assert_equal(one: dict, other: dict) -> None:
         ("npo-full-copy", NPO | FULL, 2),
         ("rmu", RMU, 2),
         ("rmu-full", RMU | FULL, 2),
+        ("rmu-kl", {"unlearn": RMU["unlearn"] | {"retain": {"objective": "kl"}}}, 2),
+        ("pcgrad", {"unlearn": NPO["unlearn"] | SURGERY}, 2),
     ],
 )
 def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa: F811

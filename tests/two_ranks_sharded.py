@@ -1,4 +1,4 @@
-"""Full fine-tuning in parts: ``torchrun --nproc_per_node=2 two_ranks_sharded.py OUT``.
+"""Training in parts: ``torchrun --nproc_per_node=2 two_ranks_sharded.py OUT``.
 
 Each of two gloo processes has half of every weight (FSDP2) and some rows of one batch. The starting
 model is asked in its parts before the first step. Written to OUT, for each objective: the largest
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import entries_for, random_batch, tiny_llama  # noqa: E402
+from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora  # noqa: E402
 
 from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
@@ -52,7 +52,7 @@ def third_step(model, batch, entries, folder, sharded):
     reference = make_reference(
         "auto", model, starting_adapter=False, plan=ChunkPlan(), sharded=sharded
     )
-    if sharded:
+    if sharded and folder:
         precompute(reference, model, [batch], entries, folder, part=dist.get_rank())
         reference.release(model, keep_head=asks_for_logits(entries))
         dist.barrier()
@@ -65,7 +65,8 @@ def third_step(model, batch, entries, folder, sharded):
         )
         reference.load_start(Path(folder, "start"), torch.device("cpu"), dist.get_rank())
         assert reference._logp.path == start._logp.path
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.02)
     given = {"reference": reference, "counts": counts, "scale": 2 if sharded else 1}
     for _ in range(3):
         optimizer.step()
@@ -86,22 +87,22 @@ def main(out: str) -> None:
     batch = random_batch(seed=3, alternatives=True)
     mine = {key: value[ROWS[dist.get_rank()]] for key, value in batch.items()}
     found = {}
-    for name, objective in OBJECTIVES.items():
-        if objective.against_heldout:
-            continue
-        entries = entries_for(*configs(name))
+    runs = {n: one for n, one in OBJECTIVES.items() if not one.against_heldout} | {"lora": None}
+    for name, objective in runs.items():
+        entries = entries_for(*(configs(name) if objective else CONFIGS))
         start = tiny_llama(seed=1).train()
+        start = start if objective else with_lora(start)
         loss, gradients = third_step(copy.deepcopy(start), batch, entries, None, False)
-        folder = [tempfile.mkdtemp()]
+        folder = [tempfile.mkdtemp() if objective else None]
         dist.broadcast_object_list(folder)
         model = copy.deepcopy(start)
-        for layer in model.model.layers:
+        for layer in (model if objective else model.get_base_model()).model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         own_loss, own = third_step(model, mine, entries, folder[0], True)
         assert own.keys() == gradients.keys(), name
         found[name] = {
-            "sees": objective.sees,
+            "sees": objective and objective.sees,
             "loss": abs(float(own_loss - loss)),
             "gradient": max(float((own[n] - g).abs().max()) for n, g in gradients.items()),
             "largest": max(float(g.abs().max()) for g in gradients.values()),

@@ -1,4 +1,4 @@
-"""``axolotl-unlearn tasks``: our lm-eval tasks, registered with lm-eval or run by it."""
+"""``axolotl-unlearn tasks``: our lm-eval tasks, run by it."""
 
 from __future__ import annotations
 
@@ -17,41 +17,8 @@ from axolotl_unlearn.errors import UnlearnError
 def command() -> None:
     """Our lm-eval tasks: TOFU, MUSE, RWKU, WMDP, SemEval-2025 Task 4, likelihoods of answers.
 
-    \b
-    axolotl-unlearn tasks register      then: lm_eval --tasks semeval_unlearn
-    axolotl-unlearn tasks run --tasks tofu --model_args pretrained=out/merged
+    Plain lm_eval finds them in a checkout by `--include_path eval_tasks`.
     """
-
-
-@command.command("register")
-@click.option("--remove", is_flag=True, help="Remove what was registered.")
-def register(remove: bool) -> None:
-    """Copy the task folder into the installed lm-eval, or remove it again.
-
-    Until an lm-eval release reads task folders of other packages, this is what makes our tasks
-    known to plain `lm_eval`. Without it, use `lm_eval --include_path eval_tasks`.
-
-    \b
-    Example:
-      axolotl-unlearn tasks register
-      lm_eval --model hf --model_args pretrained=out/merged --tasks tofu
-      axolotl-unlearn tasks register --remove
-    """
-    from axolotl_unlearn.evaluation.tasks import register_tasks, unregister_tasks
-
-    if remove:
-        folders = unregister_tasks()
-        answer(removed=folders)
-        for folder in folders:
-            click.echo(f"removed {folder}")
-        if not folders:
-            click.echo("nothing was registered")
-        return
-    copied = register_tasks()
-    answer(copied=copied)
-    for path in copied:
-        click.echo(f"copied {path.name} to {path.parent}")
-    click.echo("`lm_eval --tasks semeval_unlearn` now finds the tasks; --remove undoes this.")
 
 
 @command.command(

@@ -258,6 +258,11 @@ def linearised_statistics(
     # Each row's gradient comes in place of its logits, unless these are read again.
     for number in range(int(logits.untyped_storage().data_ptr() not in saved), len(by_logits)):
         by_logits[number] = torch.empty_like(by_logits[number])
+    # On a CPU as many rows at once as stay in its cache, since a new tensor of the chunk's size
+    # costs more (page faults) than what is computed in it.
+    count, vocabulary = logits.shape
+    size = count if logits.device.type != "cpu" else max(1, _BLOCK // (4 * vocabulary))
+    blocks = [slice(start, start + size) for start in range(0, count, max(1, size))]
     numbers = [
         _row_statistics(
             group,
@@ -266,7 +271,7 @@ def linearised_statistics(
             [None if reference is None else reference[rows] for reference in references],
             [gradient[rows] for gradient in by_logits],
         )
-        for rows in _blocks(logits)
+        for rows in blocks
     ]
     slopes = [
         torch.autograd.grad(logits, source, gradient, retain_graph=number + 1 < group.graded)[0]
@@ -288,14 +293,6 @@ def _saved_for_backward() -> Iterator[set[int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         yield saved
-
-
-def _blocks(logits: Tensor) -> list[slice]:
-    """Rows of a chunk whose softmax is taken at once: on a CPU as many as stay in its cache, since
-    a new tensor of the chunk's size costs more (page faults) than what is computed in it."""
-    count, vocabulary = logits.shape
-    size = count if logits.device.type != "cpu" else max(1, _BLOCK // (4 * vocabulary))
-    return [slice(start, start + size) for start in range(0, count, max(1, size))]
 
 
 #: Bytes of float32 logits.

@@ -48,20 +48,15 @@ class Layout:
 
 
 def layout_of(model: nn.Module, unwrapped: nn.Module, batch: Batch) -> Layout:
-    """The batch laid end to end where the model can take that and it pays, else as it is."""
-    blocks, dtype = can_pack(model, unwrapped, batch), _attention_dtype(unwrapped, batch.device)
-    if blocks is None:
-        return padded_layout(unwrapped, batch, dtype)
-    return packed_layout(batch, blocks, dtype)
-
-
-def padded_layout(unwrapped: nn.Module, batch: Batch, dtype: torch.dtype) -> Layout:
-    """The batch as it is.
+    """The batch laid end to end where the model can take that and it pays, else as it is.
 
     Padding on the right is behind all that a token sees, so where the model takes a mask as it
     stands, it gets that of one row: transformers reads the padding, for which the host waits twice.
     Long rows without padding are better off with a kernel that needs no mask.
     """
+    blocks, dtype = can_pack(model, unwrapped, batch), _attention_dtype(unwrapped, batch.device)
+    if blocks is not None:
+        return packed_layout(batch, blocks, dtype)
     ids, real = batch["input_ids"], batch.on_host("attention_mask").astype(bool)
     long = real.all() and ids.shape[1] > LONG
     if _PACKING[unwrapped] is not block_mask or long or (real[:, 1:] > real[:, :-1]).any():
@@ -173,8 +168,10 @@ def _learn_packing(model: nn.Module, unwrapped: nn.Module, device: torch.device)
     config, name = unwrapped.config.get_text_config(), type(unwrapped).__name__
     if _attention_of(config) not in _TOLD:
         return None
-    told = _TOLD[_attention_of(config)]
-    if told is block_mask and _has_windows(config):  # one mask would not do for all layers
+    told, kinds = _TOLD[_attention_of(config)], getattr(config, "layer_types", None)
+    windows = (getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size"))
+    # One mask would not do where some layers see less than all that stands before.
+    if told is block_mask and (any(windows) or {*(kinds or ())} - {"full_attention"}):
         told = positions_alone
     for blocks in dict.fromkeys((told, positions_alone)):
         try:
@@ -220,13 +217,6 @@ def _end_to_end(
 
 def _attention_of(config: Any) -> str:
     return str(getattr(config, "_attn_implementation", "sdpa"))
-
-
-def _has_windows(config: Any) -> bool:
-    """Whether some layers see less than all that stands before, or have no attention."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = (getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size"))
-    return kinds != {"full_attention"} or any(window)
 
 
 def _attention_dtype(unwrapped: nn.Module, device: torch.device) -> torch.dtype:

@@ -27,6 +27,7 @@ from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_di
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
+from axolotl_unlearn.metrics.membership import blind_baselines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
 from axolotl_unlearn.metrics.verdict import can_be_good
 from axolotl_unlearn.models import ModelSpec, original_of, parse_models, weights_digest
@@ -88,7 +89,9 @@ def evaluate(
         session = Session(sets, settings, cache, bars)
         measured, collapse = _measure_all(session, specs, before, weights)
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
-            blind = _blind(sets, settings.seed)
+            texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
+            enough = min(map(len, texts)) >= MIN_MEMBERS
+            blind = blind_baselines(*texts, seed=settings.seed) if enough else None
             advance(1)
             results, original = [], measured[before.name] if before else None
             for spec in specs:
@@ -140,16 +143,6 @@ def _measure_all(
         if not settings.keep_texts:
             known.texts = {}
     return measured, collapse
-
-
-def _blind(sets: EvaluationSets, seed: int) -> dict[str, Any] | None:
-    """What separates members from non-members without any model; None with too few texts."""
-    from axolotl_unlearn.metrics.membership import blind_baselines
-
-    if min(len(sets.member), len(sets.nonmember)) < MIN_MEMBERS:
-        return None
-    texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
-    return blind_baselines(*texts, seed=seed)
 
 
 def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:

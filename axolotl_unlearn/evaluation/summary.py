@@ -59,7 +59,6 @@ def summarise(
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "gate": semeval.gate(utility, before),
-        "forgetting": lab.forgetting(intervals["mia_auc"]) if texts else None,
         **_any_script(measured, sets, settings),
         "answers": _answers(measured, sets),
         "seconds": measured.seconds,

@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,13 +25,10 @@ from axolotl_unlearn.metrics.intervals import (
     LEVEL,
     Clusters,
     Estimate,
-    Interval,
     area_of,
     unlike,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-
-Forgetting = Literal["over", "under", "balanced"]
 
 #: The attacks that every model is judged by; see `attack_scores`.
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
@@ -39,14 +36,6 @@ ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
 MARGIN = 0.1
 #: Baselines that are trained need this many texts of each kind.
 MIN_TEXTS = 10
-
-
-def forgetting(bounds: Interval) -> Forgetting:
-    """Name the interval of an AUC: "balanced" where it holds .5, "under" above, "over" below."""
-    low, high = bounds
-    if low <= 0.5 <= high:
-        return "balanced"
-    return "under" if low > 0.5 else "over"
 
 
 def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:

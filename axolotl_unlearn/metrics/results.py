@@ -358,7 +358,6 @@ class Model(Part):
     aggregate: Share = None
     collapse: Collapse | None = None
     gate: Gate | None = None
-    forgetting: Literal["over", "under", "balanced"] | None = None
     answers: Named[Answers] = Field(default_factory=dict)
     likelihood: Likelihood = Likelihood()
     extraction: Extraction = Extraction()

@@ -5,17 +5,15 @@ Afterwards full fine-tuning needs no copy of the weights, apart from a trained h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import output_vocabulary
-from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.views import Entry, together, view_of
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.sharded import is_sharded
 
@@ -68,52 +66,6 @@ def precompute(
             module.reshard()
     reference.refresh()
     return reference.forwards - before
-
-
-def ask_all(
-    reference: Reference,
-    policy: nn.Module,
-    asking: Sequence[Sequence[Entry]],
-    rows: Callable[[], tuple[Iterable[Batch], int]],
-    out: Path,
-    *,
-    wrapped: nn.Module | None = None,
-    precision: str = "float32",
-    part: int = 0,
-    padding_free: bool = True,
-    wait: Callable[[], None] = lambda: None,
-) -> None:
-    """Ask about all rows of a run, into its folder ``out``, and release what was asked.
-
-    Args:
-        policy: At the start; ``wrapped``: in its wrappers, if its weights are in parts.
-        asking: Entries of each phase that compare with this reference.
-        rows: Batches of this process, and their number.
-        wait: For the other processes.
-    """
-    by_logits = any(map(asks_for_logits, asking))
-    by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
-    with reference.opened(policy) as model:
-        require_same_sizes(model, policy, by_logits, by_states)
-        if not padding_free:
-            refuse_packing(model)
-        for entries in asking:
-            batches, total = rows()
-            precompute(
-                reference,
-                wrapped or model,
-                batches,
-                entries,
-                declare(out, out / "reference", "log-probs", folder=True),
-                unwrapped=model,
-                precision=precision,
-                part=part,
-                total=total,
-                progress=part == 0,
-            )
-        wait()
-        reference.refresh()
-        reference.release(model, keep_head=by_logits)
 
 
 def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, states: bool) -> None:

@@ -107,7 +107,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     axes.set_xlim(0, 1)
     axes.set_xlabel("AUC of members against non-members", color=MUTED, fontsize=8)
     axes.set_title("\u2190 over-forgetting   under-forgetting \u2192", color=MUTED, fontsize=8)
-    told = ", ".join(f"{m.name} {show(m.mia_auc, 2)} ({m.forgetting})" for m in rows)
+    told = ", ".join(f"{m.name} {show(m.mia_auc, 2)}" for m in rows)
     return _svg(figure, "auc", f"Membership AUC of each model, 0.5 is ideal: {told}.")
 
 

@@ -65,9 +65,9 @@ LONG_ANSWER = 20
 RETAIN = 4000
 #: Retained rows that the teacher reads, if there are as many.
 LEAST_TAUGHT = 32
-#: What the forgetting run may cost, nats a retained token; and its share of the fine-tuning's
-#: learning rate.
-LOST, RATE = 0.1, 0.5
+#: What the forgetting run may cost: nats a retained token and share of the retained rows; and its
+#: share of the fine-tuning's learning rate.
+LOST, SAID, RATE = 0.1, 0.05, 0.5
 
 #: Of the forgetting run, whatever the config says.
 FORGETTING = {
@@ -450,7 +450,7 @@ def forget_config(
         "data": _shaping(config, types) | {"rows": [dict(kind) for kind in types]},
     }
     if facts["counts"]["heldout"]:
-        level = {"per_document": True, "retain": LOST}
+        level = {"per_document": True, "retain": LOST, "said": SAID}
         level["every"] = max(1, min(30, options.steps // 5))
         block |= {"preset": "never-seen", "teacher": reference, "level": level}
         block["heldout"] = str(out / "data" / "heldout.jsonl")

@@ -21,6 +21,7 @@ from axolotl.core.trainers.base import AxolotlTrainer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
+from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from axolotl_unlearn.columns import NOBODYS, ROLES
@@ -37,7 +38,11 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.precompute import ask_all
+from axolotl_unlearn.reference.precompute import (
+    asks_for_logits,
+    precompute,
+    require_same_sizes,
+)
 from axolotl_unlearn.reference.sharded import anyone
 from axolotl_unlearn.reference.start import (
     FrozenCopy,
@@ -46,7 +51,6 @@ from axolotl_unlearn.reference.start import (
     make_reference,
 )
 from axolotl_unlearn.reference.teacher import Teacher
-from axolotl_unlearn.training.asking import AskSharded
 from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
 from axolotl_unlearn.training.guard import blown_up
 from axolotl_unlearn.training.phases import (
@@ -183,7 +187,7 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def _precomputes(self, source: ReferenceArgs) -> bool:
         """Before the model is wrapped. One that will be sharded cannot run there: without its
-        adapter, rows are remembered as they come; `asking.AskSharded` is for the others."""
+        adapter, rows are remembered as they come; `_ask_in_parts` is for the others."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         return source.is_teacher or (source.mode == "cached" and not sharded)
 
@@ -200,10 +204,9 @@ class UnlearnTrainer(AxolotlTrainer):
         run = self._run()
         self.extensions = make_extensions(self.unlearn_args, run)
         if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-            out = Path(self.args.output_dir)
-            asked = {s: r for s, r in self.references.items() if isinstance(r, FrozenCopy)}
-            ask = lambda *of: self._ask(*of, wrapped=self.model_wrapped)  # noqa: E731
-            self.add_callback(AskSharded(asked, out, ask))
+            first = TrainerCallback()
+            first.on_train_begin = lambda *_, **__: self._ask_in_parts()
+            self.add_callback(first)
         for source, reference in self.references.items():
             if self._precomputes(source) and not reference.complete:
                 self._ask(source, reference)
@@ -255,19 +258,45 @@ class UnlearnTrainer(AxolotlTrainer):
         if source.is_teacher:
             reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
             reference.device = self.args.device  # the policy may still be on none
-        with self.accelerator.autocast():
-            ask_all(
-                reference,
-                self.model,
-                list(filter(None, asking)),
-                lambda: self._all_rows([s for s in sets if s is not None], wrapped is not None),
-                Path(self.args.output_dir),
-                wrapped=wrapped,
-                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
-                part=self.args.process_index,
-                padding_free=self.unlearn_args.padding_free,
-                wait=self.accelerator.wait_for_everyone,
-            )
+        out, part = Path(self.args.output_dir), self.args.process_index
+        by_logits = any(map(asks_for_logits, asking))
+        by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
+        with self.accelerator.autocast(), reference.opened(self.model) as model:
+            require_same_sizes(model, self.model, by_logits, by_states)
+            if not self.unlearn_args.padding_free:
+                refuse_packing(model)
+            for entries in filter(None, asking):
+                batches, total = self._all_rows(
+                    [s for s in sets if s is not None], wrapped is not None
+                )
+                precompute(
+                    reference,
+                    wrapped or model,
+                    batches,
+                    entries,
+                    declare(out, out / "reference", "log-probs", folder=True),
+                    unwrapped=model,
+                    precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
+                    part=part,
+                    total=total,
+                    progress=part == 0,
+                )
+            self.accelerator.wait_for_everyone()
+            reference.refresh()
+            reference.release(model, keep_head=by_logits)
+
+    def _ask_in_parts(self) -> None:
+        """Starting models whose weights are in parts, in their wrappers before the first step; a
+        resumed run, whose weights have moved, reads what they said."""
+        asked = [(s, r) for s, r in self.references.items() if isinstance(r, FrozenCopy)]
+        for number, (source, reference) in enumerate(asked):
+            path = Path(self.args.output_dir) / "reference" / f"start-{number}.safetensors"
+            if self.state.global_step:
+                reference.load_start(path, self.args.device, self.args.process_index)
+                continue
+            self._ask(source, reference, wrapped=self.model_wrapped)
+            if self.is_world_process_zero():
+                reference.save_start(path)
 
     def _all_rows(self, sets: Sequence[Dataset], equal: bool) -> tuple[Iterator[Batch], int]:
         """This process's share of all rows in batches of similar length, and their number;
@@ -353,14 +382,6 @@ class UnlearnTrainer(AxolotlTrainer):
         loss = sum(weight * total / max(count, 1) for weight, (total, count) in weighed)
         output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output
-
-    def _reference_of(self, entry: Entry) -> Any:
-        """What answers as a `Reference` does; None if it is compared with nothing."""
-        source = source_of(entry, self.unlearn_args)
-        reference = None if source is None else self.references[source]
-        for one in self.extensions:
-            reference = one.on_compared(entry, reference)
-        return reference
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -518,11 +539,18 @@ class UnlearnTrainer(AxolotlTrainer):
     def _run_step(
         self, model: nn.Module, batch: Batch, entries: Sequence[Entry], **options: Any
     ) -> StepLoss:
+        references: dict[str, Any] = {}  # what answers as a `Reference` does
+        for entry in entries:
+            source = source_of(entry, self.unlearn_args)
+            answers = None if source is None else self.references[source]
+            for one in self.extensions:
+                answers = one.on_compared(entry, answers)
+            references[entry.name] = answers
         return step_loss(
             model,
             batch,
             entries,
-            reference={entry.name: self._reference_of(entry) for entry in entries},
+            reference=references,
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             plan=self.chunk_plan,
             **options,

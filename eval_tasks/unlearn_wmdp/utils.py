@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 from lm_eval.utils import load_yaml_config
 
 from axolotl_unlearn.data.documents import require_text, require_texts
 from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, command_line_metadata
-from axolotl_unlearn.evaluation.tasks import installed_task_folder
 
 
 def documents(part: str, data_dir: str, **_: Any) -> dict[str, Any]:
@@ -60,7 +60,8 @@ class Wmdp(UnlearnTask):
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         given = dict(config or {})
         part = given.pop("part")
-        own = load_yaml_config(installed_task_folder() / "wmdp" / f"wmdp_{part}.yaml", mode="full")
+        file = Path(lm_eval.__file__).parent / f"tasks/wmdp/wmdp_{part}.yaml"
+        own = load_yaml_config(file, mode="full")
         options = {**(given.get("metadata") or {}), **command_line_metadata()}
         # Down to chance is good, below it is none: no direction.
         metrics = [{**metric, "higher_is_better": None} for metric in own["metric_list"]]
