@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -207,44 +205,11 @@ def test_a_preset_is_written_out():
     )
 
 
-def test_importing_the_package_is_light():
-    """No torch, Axolotl, mergekit or lm-eval behind a plain import."""
-    code = (
-        "import sys, axolotl_unlearn, axolotl_unlearn.errors; "
-        "print([m for m in ('torch', 'axolotl', 'mergekit', 'lm_eval', 'transformers') "
-        "if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_a_misspelt_plugin_class_is_an_error_that_names_the_right_one():
     import axolotl_unlearn
 
     with pytest.raises(AttributeError, match="axolotl_unlearn.UnlearnPlugin"):
         _ = axolotl_unlearn.UnlearnPlugn
-
-
-def test_methods_shows_one_of_them_whole():
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli.methods import command
-    from axolotl_unlearn.objectives import OBJECTIVES
-
-    def shown(name):
-        result = CliRunner().invoke(command, [name])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    for name in OBJECTIVES:
-        block = yaml.safe_load(shown(name)[shown(name).index("\nunlearn:") :])
-        assert parse_unlearn(block["unlearn"]).entries()[0][1].objective == name
-    assert "beta=0.1" in shown("npo") and "2404.05868" in shown("npo")
-    assert not set(OBJECTIVES) & set(preset_names())
-    for name in preset_names():
-        assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
-    wrong = CliRunner().invoke(command, ["npoo"])
-    assert wrong.exit_code == 2 and "'npo'" in wrong.output
 
 
 def test_the_schema_for_editors_takes_what_the_code_takes():

@@ -80,16 +80,6 @@ def test_an_option_without_a_token_of_its_own(model):
         score_options(model, joined, [("?", [" A", " ?"])])
 
 
-def test_order_and_repeats_change_nothing(model):
-    texts = sequences(1)
-    shuffled = [*texts[::-1], texts[0], texts[0]]
-    first = score_queries(model, [Query.of(ids) for ids in texts])
-    second = score_queries(model, [Query.of(ids) for ids in shuffled])
-    for a, b in zip(first, second[len(texts) - 1 :: -1], strict=True):
-        assert a.logp == pytest.approx(b.logp, abs=1e-6)
-    assert second[-1].logp.tolist() == second[-2].logp.tolist()
-
-
 def test_loss_is_the_models_own(model):
     ids = sequences(2, 1)[0]
     with torch.no_grad():

@@ -223,6 +223,7 @@ COMMANDS = {
     "merge-lora my.yml": "did you mean `axolotl merge-lora`?",
     "chek my.yml": "did you mean `axolotl-unlearn check`?",
     "frobnicate": "`--help` lists them",
+    "methods npoo": "'npo'",
     "check": "Missing argument 'CONFIG'",
     "check nowhere.yml": "does not exist",
     "check .": "is a folder; name the config in it",

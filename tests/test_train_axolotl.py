@@ -138,16 +138,6 @@ def test_resume_continues_exactly(stage, straight):
     assert_same(straight, resumed, atol=1e-6)
 
 
-def test_the_same_seed_gives_the_same_adapter_start(stage, straight):
-    """Both parents of a factor-wise merge share their draw; another seed does not."""
-    tiny = {"learning_rate": 1e-12, "max_steps": 1}
-    one, two = train(stage, "start-1", **tiny), train(stage, "start-2", **tiny)
-    other = train(stage, "start-3", **tiny, seed=7)
-    assert_same(one, two, atol=0)
-    name = next(n for n in adapter(one) if "lora_A" in n)
-    assert not torch.equal(adapter(one)[name], adapter(other)[name])
-
-
 @pytest.mark.parametrize(
     "unlearn",
     [
