@@ -124,7 +124,7 @@ def test_two_processes(case, tmp_path):
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_evaluate_equals_the_plain_loop(case, tmp_path, batch_size):
     path, folder, oracle = case
-    options = Options(out_dir=tmp_path, batch_size=batch_size, min_members=1, with_text=True,
+    options = Options(out_dir=tmp_path, batch_size=batch_size, min_members=1, keep_texts=True,
                       progress=False)  # fmt: skip
     (result,) = evaluate([f"original={path}"], folder, options)
     assert result["cells"] == oracle["cells"]

@@ -17,6 +17,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.measure import ProgressBars
 from axolotl_unlearn.evaluation.sets import interleave, need_file
 from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.models import (
@@ -66,11 +67,9 @@ class AttackTarget:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        from rich.progress import Progress
-
-        with Progress(transient=True, disable=self.quiet) as bar:
-            task = bar.add_task(f"{self.name}: {what}", total=total)
-            yield lambda n: bar.advance(task, n)
+        bars = ProgressBars(not self.quiet)
+        with bars.progress, bars.bar(f"{self.name}: {what}", total) as on_batch:
+            yield on_batch
 
 
 def make_subjects(

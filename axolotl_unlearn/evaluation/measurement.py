@@ -81,11 +81,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """`Settings`, and what of one evaluation does not go into its results; ``with_text`` keeps
-    generated texts."""
+    """`Settings`, and what of one evaluation does not go into its results."""
 
     out_dir: str | os.PathLike[str] = "out/eval"
-    with_text: bool = False
     use_cache: bool = True
     progress: bool = True
 

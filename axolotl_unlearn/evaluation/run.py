@@ -1,7 +1,7 @@
 """Several models, all metrics, one results.json: `axolotl-unlearn eval` as a function.
 
 What was measured of a model is cached under the digest of its weights, of the data and of the
-task version. Generated texts are stored only with ``with_text``.
+task version. Generated texts are stored only with ``keep_texts``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def evaluate(
     alone = not settings.device_map
     settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
     sets = settings.load_sets(data)
-    settings = replace(settings, keep_texts=options.with_text)
     before = original_of(specs, settings.original)
     out = Path(options.out_dir)
     kept = Path(settings.store or out / "cache")
