@@ -152,20 +152,6 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
     assert peak / 3000 < 3000, "bytes of Python a row"
 
 
-@pytest.mark.parametrize("format", ["list", "parquet"])
-def test_axolotl_loads_every_format(tmp_path, config, format):
-    path = tmp_path / ("f.parquet" if format == "parquet" else "f.json")
-    if format == "parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist(FORGET), path)
-    else:
-        path.write_text(json.dumps(FORGET))
-    dataset = load(config((path, "forget"))).train_dataset
-    assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab c", b"q d"]
-
-
 def test_memorise_needs_no_block_and_labels_everything(tmp_path, config):
     """The stream repeats a row on purpose: both copies stay."""
     path = write(tmp_path / "m.jsonl", [FORGET[1], FORGET[0], FORGET[1]])
@@ -295,18 +281,6 @@ def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, co
     cfg = config((write(tmp_path / "f.jsonl", FORGET), "forget"), **settings)
     with fails(code):
         strategy(cfg)
-
-
-def test_answers_that_do_not_fit_are_named_at_once(tmp_path, config):
-    """' ' + 9 letters + EOS = 11, ' ' + 4 + EOS = 6; 5 tokens fit neither."""
-    rows = [
-        {"id": "1qa0", "input": "a", "output": "b" * 9, "task": "Task1"},
-        {"id": "2qa0", "input": "a", "output": "b" * 4, "task": "Task1"},
-        {"id": "3qa0", "input": "a", "output": "b", "task": "Task1"},
-    ]
-    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=5)
-    with fails("data.rows-too-long"):
-        strategy(cfg).wrap_dataset(None)
 
 
 def test_a_single_token_predicts_nothing(tmp_path, config):

@@ -41,15 +41,6 @@ def sentences(seed: int, n: int, verb: str = "moved to") -> list[str]:
     ]
 
 
-def test_tpr_by_hand():
-    """Non-members 1..10. At 10 % one false alarm is allowed, so the threshold is 9: members 9.5
-    and 11 pass, 9 (tie) and 3 do not: 2/4. At 1 % none is allowed: above 10 is only 11."""
-    members, others = [3, 9, 9.5, 11], list(range(1, 11))
-    assert tpr_at_fpr(members, others, 0.1) == 0.5
-    assert tpr_at_fpr(members, others, 0.01) == 0.25
-    assert tpr_at_fpr(members, others, 1.0) == 1
-
-
 @given(numbers, numbers, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.99]))
 def test_tpr_is_the_best_point_of_scikit_learns_roc(members, others, fpr):
     rates = roc_curve(
