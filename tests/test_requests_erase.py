@@ -296,37 +296,6 @@ def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
         plan(open_)
 
 
-def test_never_outside_the_output_folders(home):
-    """A config that writes to the working folder, an old model elsewhere, links out of ours."""
-    elsewhere = adapter_folder(home / "elsewhere", Path("base"), b"old")
-    folder = finished_request(
-        Path("requests"),
-        "2026-002",
-        {"model": "base", "adapter": str(elsewhere)},
-        outputs={"output_dir": ".", "dataset_prepared_path": "out/tuned"},
-    )
-    write(folder)
-    os.symlink(home / "out" / "another", home / "out" / "tuned" / "checkpoint-99")
-    planned = plan(folder)
-    removed = {str(item.path) for item in planned.removable}
-    assert removed <= {
-        *(path for path in REMOVED if path.startswith("out/tuned")),
-        "out/tuned/checkpoint-99",
-        "requests/2026-001/eval/audit.jsonl",
-        "requests/2026-002/eval/audit.jsonl",
-        "requests/2026-002/work",
-    }
-    why = {str(item.path): item.why for item in planned.items}
-    assert "remove it by hand" in why[str(elsewhere / "adapter_model.safetensors")]
-    erase(planned)
-    assert not os.path.lexists("out/tuned/checkpoint-99")
-    assert Path("out/another/model.safetensors").read_bytes() == b"of another run"
-    assert (elsewhere / "adapter_model.safetensors").exists()
-    assert (
-        Path("prepared/0123456789abcdef0123456789abcdef").exists() and Path("train.jsonl").exists()
-    )
-
-
 @pytest.mark.parametrize("named", ["file", "folder", "data_files", "test_datasets", "nothing"])
 def test_what_the_run_did_not_write_stays(home, named):
     """`output_dir: out`, `dataset_prepared_path: data`: the training file of 50 others, a contract
@@ -476,15 +445,22 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     assert "current model: requests/2026-002/model" in said("list").output
 
 
-@pytest.mark.parametrize("other", ["a new run", "an open request"])
+@pytest.mark.parametrize("other", ["a new run", "an open request", "elsewhere"])
 def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
     path, why = Path("out/tuned/adapter_model.safetensors"), "not the model that the request"
+    folder = Path("requests/2026-001")
     if other == "a new run":
         path.write_bytes(b"a new run into the same folder")
+    elif other == "elsewhere":  # and a config that writes to the working folder, which is yours
+        path, why = adapter_folder(Path("elsewhere"), Path("base")), "remove it by hand"
+        before, path = {"model": "base", "adapter": str(path)}, path / "adapter_model.safetensors"
+        folder = finished_request(folder.parent, "2026-002", before, outputs={"output_dir": "."})
+        write(folder)
+        assert all("requests" in str(item.path) for item in plan(folder).removable)
     else:
         finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
         why = "request '2026-002', which was not carried out"
-    found = {item.path: item.why for item in plan("requests/2026-001").items}
+    found = {item.path: item.why for item in plan(folder).items}
     assert why in found[path]
 
 

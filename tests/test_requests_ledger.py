@@ -6,8 +6,6 @@ import hashlib
 import hmac
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from conftest import count
@@ -254,19 +252,3 @@ def test_key_is_private_and_makes_the_ids(tmp_path):
     assert name != hashlib.sha256(b"ada-quill").hexdigest()[:32]
     assert (tmp_path / KEY).stat().st_mode & 0o777 == 0o600
     assert Ledger(tmp_path / "other").keyed("ada-quill") != name
-
-
-def test_two_processes_append_at_once(tmp_path):
-    """Twenty entries from each of two processes: forty whole lines, one chain."""
-    code = (
-        "import sys; from axolotl_unlearn.requests.ledger import Ledger\n"
-        "ledger = Ledger(sys.argv[1])\n"
-        "for n in range(20): ledger.append('erased', f'{sys.argv[2]}-{n}')"
-    )
-    Ledger(tmp_path).append("erased", "first")
-    runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), who]) for who in "ab"]
-    assert [run.wait() for run in runs] == [0, 0]
-    entries = Ledger(tmp_path).entries()
-    assert len(entries) == 41
-    mine = [e["request"] for e in entries if e["request"].startswith("a")]
-    assert mine == [f"a-{n}" for n in range(20)]
