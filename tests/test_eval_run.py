@@ -429,7 +429,7 @@ def test_bad_input_on_the_command_line(home, arguments, message):
 def test_utility_is_told_by_group_of_questions(tmp_path):
     """Two of three replayed questions right, none of one held out: .667 and 0."""
 
-    from axolotl_unlearn.evaluation.options import read_options
+    from axolotl_unlearn.evaluation.sets import read_options
     from axolotl_unlearn.evaluation.summary import _utility_groups
 
     groups = ["replayed", "held out", "replayed", "replayed"]

@@ -34,7 +34,7 @@ class Cache(Store):
         return measured
 
     def save(self, key: str, measured: Measured, settings: Settings) -> None:
-        self.put(key, measured.stored(settings.keep_texts))
+        self.put(key, vars(measured) | ({} if settings.keep_texts else {"texts": {}}))
         for path in self.folder.glob(f"{key}*.partial.jsonl") if self.folder else ():
             path.unlink()
 

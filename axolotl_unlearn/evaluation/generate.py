@@ -59,7 +59,9 @@ def generate_greedily(
     for number, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"prompt {number} has no tokens")
-    stop = stop_tokens(model, tokenizer)
+    stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    stop = tokenizer.eos_token_id if stop is None else stop
+    stop = {stop} if isinstance(stop, int) else set(stop or ())
     own = seed is not None or _only_greedy(model)
     draw = None if seed is None else torch.Generator(input_device(model)).manual_seed(seed)
     results = [""] * len(prompts)
@@ -92,20 +94,15 @@ def generate_greedily(
             half = len(numbers) // 2
             todo[:0] = [numbers[:half], numbers[half:]]
             continue
-        new = [_ended(ids, stop, max_new_tokens) for ids in new]
+        for ids in new:  # up to the first that ends a text
+            ends = (i + 1 for i, token in enumerate(ids[:max_new_tokens]) if token in stop)
+            del ids[next(ends, max_new_tokens) :]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         for i, text in zip(numbers, texts, strict=True):
             results[i] = text
         if on_batch is not None:
             on_batch(numbers, texts)
     return results
-
-
-def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """Ids that end a generation: those of the model's generation config, else the tokenizer's."""
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return {ids} if isinstance(ids, int) else set(ids or ())
 
 
 def _only_greedy(model: Any) -> bool:
@@ -120,11 +117,6 @@ def _only_greedy(model: Any) -> bool:
         and "past_key_values" in inspect.signature(model.forward).parameters
         and not getattr(model, "_is_stateful", False)
     )
-
-
-def _ended(ids: list[int], stop: set[int], limit: int) -> list[int]:
-    """New tokens up to the first that ends a text."""
-    return ids[: next((i + 1 for i, token in enumerate(ids[:limit]) if token in stop), limit)]
 
 
 def _decode(

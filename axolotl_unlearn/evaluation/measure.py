@@ -219,25 +219,19 @@ class Session:
         from axolotl_unlearn.metrics.words import contains_answer
 
         rows = [row for row in self.sets.rows if row.side == "forget"]
-
         prompts = [row.record.input for row in rows]
 
-        def one(draw: int) -> dict[str, int]:
-            said: dict[str, int] = {}
+        def drawn(draws: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
+            made: list[dict[str, int]] = []
 
-            def take(numbers: Sequence[int], generations: Sequence[Any]) -> None:
-                for number, text in zip(numbers, generations, strict=True):
-                    says = contains_answer(text, rows[number].record.output)
-                    said[rows[number].key] = int(says)
+            def take(numbers: Sequence[int], texts: Sequence[str]) -> None:
+                for row, text in zip([rows[n] for n in numbers], texts, strict=True):
+                    made[-1][row.key] = int(contains_answer(text, row.record.output))
 
-            seed = self.settings.seed + 1 + draw
-            model.generate(prompts, self.settings.max_gen_toks, take, seed)
-            return said
-
-        def drawn(some: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
-            made = []
-            for draw in some:
-                made.append(one(draw))
+            for draw in draws:
+                made.append({})
+                seed = self.settings.seed + 1 + draw
+                model.generate(prompts, self.settings.max_gen_toks, take, seed)
                 on_batch([draw])
             return made
 

@@ -129,9 +129,6 @@ class Measured:
     def nonmember_loss(self) -> list[float]:
         return [one["loss"] for one in self.nonmember]
 
-    def stored(self, keep_texts: bool) -> dict[str, Any]:
-        return vars(self) | ({} if keep_texts else {"texts": {}})
-
 
 def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them; after a kill real data have not got all texts."""

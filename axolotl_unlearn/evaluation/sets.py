@@ -29,7 +29,6 @@ from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import SUFFIXES, Record, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
-from axolotl_unlearn.evaluation.options import Option, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
 
@@ -51,6 +50,22 @@ class Row:
     @property
     def key(self) -> str:
         return f"{self.side}/{self.record.id}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """A question with options; the option with the highest log-probability is the answer given.
+
+    Attributes:
+        continuations: the texts whose log-probability after `context` is compared.
+        subject: the group that the question names.
+    """
+
+    id: str
+    context: str
+    continuations: tuple[str, ...]
+    answer: int
+    subject: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +212,32 @@ def load_sets(
                 f"{len(present)} of 12 cells"
             )
     return sets
+
+
+def read_options(path: str | os.PathLike[str]) -> list[Option]:
+    """Four-option questions: question, choices (texts), answer (0-based index), perhaps a group.
+
+    The options' texts are compared, ``question + " " + option``, not letters.
+    """
+    options = []
+    for place, row in reading.read_rows(path):
+        question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
+        texts = choices if isinstance(choices, list) else []
+        texts = [one for one in texts if isinstance(one, str) and one.strip()]
+        faults = {
+            "field 'question' must be a text that is not empty":
+                not isinstance(question, str) or not question.strip(),
+            "field 'choices' must be a list of two or more texts, all different":
+                len(set(texts)) < 2 or len(set(texts)) < len(choices),
+            f"field 'answer' must be the number of a choice, from 0 to {len(texts) - 1}":
+                type(answer) is not int or not 0 <= answer < len(texts),
+        }  # fmt: skip
+        if fault := next((says for says, is_so in faults.items() if is_so), None):
+            raise UnlearnError(f"{path}, {place}: {fault}.", code="eval.bad-question")
+        name, group = str(row.get("id", f"row{len(options)}")), str(row.get("group", ""))
+        following = tuple(f" {choice.strip()}" for choice in texts)
+        options.append(Option(name, question.strip(), following, answer, group))
+    return options
 
 
 def no_utility(folder: Path) -> str:

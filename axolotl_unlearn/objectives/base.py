@@ -62,10 +62,6 @@ class LabelScores:
         """Number of labels of each row, ``[row]``, at least 1 (so that it can divide)."""
         return self.mask.sum(-1).clamp(min=1)
 
-    def sequence_logp(self) -> Tensor:
-        """Sum of the label log-probs of each row: log p(y|x), ``[row]``."""
-        return (self.logp * self.mask).sum(-1)
-
     def log_ratio(self) -> Tensor:
         """log p_policy - log p_reference of each label, ``[row, token]``, 0 where masked."""
         if self.ref_logp is None:

@@ -129,7 +129,7 @@ def simnpo(
     ``L = -2/beta * log sigmoid(-beta/|y| * log p(y|x) - gamma)``. Published for TOFU forget10:
     beta 4.5, gamma 0, forget weight 0.125, retain NLL weight 1.
     """
-    mean_logp = scores.sequence_logp() / scores.lengths
+    mean_logp = (scores.logp * scores.mask).sum(-1) / scores.lengths
     argument = beta * mean_logp + gamma
     values = 2 / beta * F.softplus(argument)
     return Terms(values, {"npo_weight": 2 * torch.sigmoid(argument.detach())})

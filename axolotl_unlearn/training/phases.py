@@ -1,7 +1,7 @@
 """What happens when: phases of a run.
 
-All but `forget_moments` is a pure function of the number of the optimizer step, so that a run that
-is stopped anywhere goes on exactly.
+All is a pure function of the number of the optimizer step, so that a run that is stopped anywhere
+goes on exactly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -76,12 +75,6 @@ def make_phases(
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
     """The phase of the step with this global number; the last one from its end on."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
-
-
-def forget_moments(optimizer: Any) -> None:
-    """As a new optimizer of the same weights: AILS-NTUA's recipes make one for every chunk and
-    phase (arXiv 2503.02443, released code)."""
-    getattr(optimizer, "optimizer", optimizer).state.clear()
 
 
 def restarting(

@@ -55,7 +55,6 @@ from axolotl_unlearn.training.extensions import Extension, Run, make_extensions,
 from axolotl_unlearn.training.guard import blown_up
 from axolotl_unlearn.training.phases import (
     Phase,
-    forget_moments,
     make_phases,
     phase_at,
     restarting,
@@ -466,7 +465,9 @@ class UnlearnTrainer(AxolotlTrainer):
             phase = self._phase(training=True)
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
-                forget_moments(self.optimizer)
+                # As a new optimizer of the same weights: AILS-NTUA's recipes make one for every
+                # chunk and phase (arXiv 2503.02443, released code).
+                getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
             self._count_units(batches, entries)
         return batches, items
 
