@@ -65,7 +65,9 @@ def augment(
     """
     records, data = forget_records(config, out)
     if kind == "idk":
-        write = lambda record: declined(record, number, seed)  # noqa: E731
+        if number > len(IDK):
+            raise UnlearnError(f"there are {len(IDK)} ways to decline; ask for so many or fewer.")
+        write = lambda one: random.Random(f"{seed} {one.id}").sample(IDK, number)  # noqa: E731
     else:
         writer = Writer(model or config.get("base_model"), seed=seed, number=number, **options)
         write = lambda record: writer.other_answers(record, OTHER_ANSWER)  # noqa: E731
@@ -117,13 +119,6 @@ def forget_records(config: Mapping[str, Any], out: Path) -> tuple[list[Record], 
             code="augment.no-forget-rows",
         )
     return records, data
-
-
-def declined(record: Record, number: int, seed: int) -> list[str]:
-    """``number`` different refusals, drawn for this row."""
-    if number > len(IDK):
-        raise UnlearnError(f"there are {len(IDK)} ways to decline; ask for so many or fewer.")
-    return random.Random(f"{seed} {record.id}").sample(IDK, number)
 
 
 class Writer:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.engine.batch import indices, to_device
 from axolotl_unlearn.engine.head import bare_model
@@ -79,14 +78,6 @@ def freeze_after(model: nn.Module, last: int) -> None:
         for parameter in part.parameters():
             if parameter not in used:  # a tied head is the embedding matrix
                 parameter.requires_grad_(False)
-
-
-def is_awaited(model: nn.Module, unwrapped: nn.Module, last: int) -> bool:
-    """Whether DDP waits for gradients of layers after ``last``: then the forward must go on."""
-    if not isinstance(model, DistributedDataParallel):
-        return False
-    later = decoder_layers(unwrapped)[last + 1 :]
-    return any(parameter.requires_grad for layer in later for parameter in layer.parameters())
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.engine import layers as decoder
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
@@ -69,7 +70,13 @@ def observe(
         if needs.profiles is not None:
             inner = list(range(len(decoder.decoder_layers(unwrapped)) - 1))
         if layers := sorted({*needs.layers, *inner}):
-            stop = not (needs.reach_head or decoder.is_awaited(model, unwrapped, layers[-1]))
+            later = decoder.decoder_layers(unwrapped)[layers[-1] + 1 :]
+            weights = (weight for layer in later for weight in layer.parameters())
+            # DDP waits for gradients of later layers: then the forward must go on.
+            awaited = isinstance(model, DistributedDataParallel) and any(
+                weight.requires_grad for weight in weights
+            )
+            stop = not (needs.reach_head or awaited)
             tapped = decoder.tap_layers(unwrapped, layers, stop=stop)
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
