@@ -23,7 +23,7 @@ from axolotl_unlearn.evaluation.collapse import CollapseChecker
 from axolotl_unlearn.evaluation.in_vllm import backend
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_digests
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, data_digests
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
@@ -107,7 +107,18 @@ def evaluate(
             summary.add_learned(results, measured, sets)
             lines = summary.add_audits(results, measured, sets, settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)
-    _write(out / "results.json", results, sets, settings)
+    written = {
+        "schema": SCHEMA,
+        "data_dir": str(sets.folder),
+        "data_digest": sets.digest,
+        "notes": sets.notes,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": asdict(settings),
+        "versions": {"python": python_version(), "task": TASK_VERSION, **versions()},
+        "models": results,
+    }
+    load_results(written)  # what is read with types is written so
+    write_json(out / "results.json", written, private=True, ensure_ascii=False, allow_nan=False)
     return results
 
 
@@ -142,18 +153,3 @@ def _measure_all(
         if not settings.keep_texts:
             known.texts = {}
     return measured, collapse
-
-
-def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:
-    results = {
-        "schema": SCHEMA,
-        "data_dir": str(sets.folder),
-        "data_digest": sets.digest,
-        "notes": sets.notes,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(settings),
-        "versions": {"python": python_version(), "task": TASK_VERSION, **versions()},
-        "models": models,
-    }
-    load_results(results)  # what is read with types is written so
-    write_json(path, results, private=True, ensure_ascii=False, allow_nan=False)

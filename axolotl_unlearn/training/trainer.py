@@ -235,7 +235,9 @@ class UnlearnTrainer(AxolotlTrainer):
             collate=self.data_collator,
             batches=self._all_batches,
             losses=self._losses_by_side,
-            loss_of=self._loss_of,
+            loss_of=lambda model, rows, entry: (
+                self._run_step(model, self._prepare_inputs(rows), [entry]).total
+            ),
             optimizer=lambda: self.optimizer,
         )
 
@@ -566,9 +568,6 @@ class UnlearnTrainer(AxolotlTrainer):
             losses = self._losses(model, batch, sides, counted)
         losses = {s: x / self.current_gradient_accumulation_steps for s, x in losses.items()}
         return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
-
-    def _loss_of(self, model: nn.Module, rows: Batch, entry: Entry) -> Tensor:
-        return self._run_step(model, self._prepare_inputs(rows), [entry]).total
 
     def _rows_of(self, phase: Phase, batch: Batch) -> Batch:
         """The rows that the objectives are for; each role must have some."""
