@@ -100,6 +100,10 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
     """Of an entry what is known text by text; ``samples`` as in `Settings`."""
     texts = bool(measured.member_loss and measured.nonmember_loss)
     clusters = text_clusters(sets) if texts else ([], [])
+    rows, columns = sets.forget, Texts.COLUMNS
+    keys = [f"forget/{row.id}" for row in rows]
+    asked = [(key, key in measured.contained) for key in keys]
+    drawn = [measured.said_of_samples.get(key, 0) / samples for key in keys] if samples else []
     return {
         "likelihood": {
             "member_loss": measured.member_loss,
@@ -111,29 +115,18 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
             "member_document": [document_id(name) for name, _ in sets.member] if texts else [],
             "attacks": attack_losses(measured),
         },
-        "extraction": _extraction(measured, sets, samples),
-    }
-
-
-def _extraction(measured: Measured, sets: EvaluationSets, samples: int) -> dict[str, Any]:
-    """What comes out of each forget row, and of members and non-members (`metrics.results.Row`)."""
-    rows, columns = sets.forget, Texts.COLUMNS
-    keys = [f"forget/{row.id}" for row in rows]
-    asked = [key in measured.contained for key in keys]
-    exact = [
-        bool(measured.values.get(key)) if a else None for a, key in zip(asked, keys, strict=True)
-    ]
-    drawn = [measured.said_of_samples.get(key, 0) / samples for key in keys] if samples else []
-    return {
-        "id": [row.id for row in rows],
-        "document": [row.document for row in rows],
-        **{name: [one[name] for one in measured.answers] for name in (*columns, "logp")},
-        "exact": exact,
-        "contained": [measured.contained.get(key) for key in keys],
-        "drawn": drawn,
-        **{
-            side: {name: [one[name] for one in getattr(measured, side)] for name in columns}
-            for side in ("member", "nonmember")
+        # What comes out of each forget row, and of members and non-members.
+        "extraction": {
+            "id": [row.id for row in rows],
+            "document": [row.document for row in rows],
+            **{name: [one[name] for one in measured.answers] for name in (*columns, "logp")},
+            "exact": [bool(measured.values.get(key)) if is_so else None for key, is_so in asked],
+            "contained": [measured.contained.get(key) for key in keys],
+            "drawn": drawn,
+            **{
+                side: {name: [one[name] for one in getattr(measured, side)] for name in columns}
+                for side in ("member", "nonmember")
+            },
         },
     }
 
