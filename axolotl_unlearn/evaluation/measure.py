@@ -116,8 +116,6 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-#: What is stored of a generated row, and where it goes.
-COLUMNS = {"value": "values", "contained": "contained", "text": "texts"}
 #: Items that are scored at once, and stored: what a killed run does again.
 _AT_ONCE = 1000
 
@@ -247,9 +245,10 @@ class Session:
         rows = {row.key: row for row in sets.rows}
 
         def take(stored: Mapping[str, Any]) -> None:
-            for name, column in COLUMNS.items():
+            for name, column in (("value", measured.values), ("text", measured.texts),
+                                 ("contained", measured.contained)):  # fmt: skip
                 if stored.get(name) is not None:
-                    getattr(measured, column)[stored["key"]] = stored[name]
+                    column[stored["key"]] = stored[name]
 
         for stored in cache.rows_so_far(key, texts):
             if stored.get("key") in rows:
