@@ -21,13 +21,13 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 from axolotl_unlearn.requests import request as requests
+from axolotl_unlearn.requests import ways
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.erase import erase
 from axolotl_unlearn.requests.erase import plan as plan_erase
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.run import run_request, running, take
-from axolotl_unlearn.requests.ways import plan as ways
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.shards import train_shards
 from axolotl_unlearn.shards import NAME as ROUTER
@@ -193,8 +193,12 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
 
     more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
     write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])
-    again = train_shards(settings(home, "more", **short), out, "id", COUNT, threads=1)
-    assert {*again["seconds"]} == {str(place(KEY, "eirik-dahl", COUNT))}
+    path, new = settings(home, "more", **short), str(place(KEY, "eirik-dahl", COUNT))
+    third = new_request(path, home / "others" / "3", chosen, options).request
+    take(third, "shards")  # which reads what was added
+    assert third.way["again"] == sorted({HOME[other], new})
+    again = train_shards(path, out, "id", COUNT, threads=1)
+    assert {*again["seconds"]} == {new}
     with fails("requests.overtaken"):  # by a training: the rows that were added would go
         shards.require(begun)
     write(home / "both.jsonl", [*(r for r in PEOPLE if r["id"] not in own), *COMMON, *more])

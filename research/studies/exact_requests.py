@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
@@ -102,8 +103,16 @@ def prepare(out: Path) -> list[dict[str, Any]]:
     """Data and base; the rows of the people."""
     make_chats(out / "data", 0)
     make_base(out, out / "data" / "background.jsonl", epochs=3)
-    lines = (out / "data" / "train.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return read_json_lines(out / "data" / "train.jsonl")
+
+
+def model_before(out: Path) -> Path:
+    """Retraining begins with the base; of the model before only that it is another one is asked."""
+    before = shutil.copytree(out / "base", out / "before", dirs_exist_ok=True)
+    content = bytearray((before / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (before / "model.safetensors").write_bytes(content)
+    return before
 
 
 def equal(out: Path, count: int, of: int) -> dict[str, Any]:
@@ -114,15 +123,9 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
     people = list(dict.fromkeys(row["id"] for row in rows))[:of]
     rows = [row for row in rows if row["id"] in people]
     write_lines(out / "data" / "some.jsonl", rows)
-    # Retraining begins with the base; of the model before only that it is another one is asked.
-    before = out / "before"
-    shutil.copytree(out / "base", before, dirs_exist_ok=True)
-    content = bytearray((before / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (before / "model.safetensors").write_bytes(content)
-    done, drawn = out / "equal.json", []
-    if done.is_file():
-        drawn = json.loads(done.read_text())["requests"]
+    before = model_before(out)
+    done = out / "equal.json"
+    drawn = json.loads(done.read_text())["requests"] if done.is_file() else []
     for number, gone in list(enumerate(draws(people, count)))[len(drawn) :]:
         work = out / f"draw-{number}"
         shutil.rmtree(work, ignore_errors=True)  # of a run that was stopped

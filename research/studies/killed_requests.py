@@ -23,6 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.ledger import Ledger
@@ -30,7 +31,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import WAYS
-from research.studies.exact_requests import config, fork_commands, prepare
+from research.studies.exact_requests import config, fork_commands, model_before, prepare
 
 DRAWS, PEOPLE = 50, 2
 
@@ -40,14 +41,8 @@ def make(out: Path, way: str) -> Path:
     rows = prepare(out)
     people = list(dict.fromkeys(row["id"] for row in rows))[:PEOPLE]
     write_lines(out / "data" / "few.jsonl", [row for row in rows if row["id"] in people])
-    before = shutil.copytree(out / "base", out / "before", dirs_exist_ok=True)
-    content = bytearray((before / "model.safetensors").read_bytes())
-    content[-1] ^= 1  # the model before is another one than the base
-    (before / "model.safetensors").write_bytes(content)
-    tests = (
-        (out / "data" / "test.jsonl").read_text("utf-8").splitlines()[: 40 if way == "match" else 4]
-    )
-    (out / "data" / "tests.jsonl").write_text("\n".join(tests) + "\n", "utf-8")
+    before, tests = model_before(out), read_json_lines(out / "data" / "test.jsonl")
+    write_lines(out / "data" / "tests.jsonl", tests[: 40 if way == "match" else 4])
     path = config(out, way, out / "data" / "few.jsonl", num_epochs=1)
     settings = path.read_text("utf-8").replace("data/test.jsonl", "data/tests.jsonl")
     path.write_text(settings, "utf-8")

@@ -51,7 +51,7 @@ WORLDS: dict[str, tuple[str, dict[str, int], tuple[int, ...]]] = {
 }
 #: What a table says beside the number of shards.
 NAMES = {"people": "", "tofu": ", TOFU", "lume": ", LUME"}
-LONGER, SHORT = (1, 2, 4, 8), 6
+LONGER, SHORT = (1, 2, 4, 8), 3
 SIZES = {"background": 60, "train": 68, "test": 14, "nobody": 8}
 LORA = {
     "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0, "lora_target_linear": True,
@@ -101,23 +101,25 @@ def people(data: Path, seed: int) -> dict[str, list[tuple]]:
 
 
 def tofu(data: Path, seed: int) -> dict[str, list[tuple]]:
-    """The six shortest answers of each of forget10's 20 authors; the base has read 20 others, in two
-    wordings."""
+    """The three shortest answers of each of forget10's 20 authors; on the base that has read the demo's
+    people, for which other words of these questions are too far."""
 
     def read(name: str) -> list[tuple]:
-        rows = read_json_lines(SHARED / "tofu" / f"{name}.jsonl")
-        found = [(f"{name} {number // 20}", one["question"], one["answer"],
-                  one.get("paraphrased_question", "")) for number, one in enumerate(rows)]  # fmt: skip
-        own = (found[first : first + 20] for first in range(0, len(found), 20))
-        return [one for some in own for one in sorted(some, key=lambda row: len(row[2]))[:SHORT]]
+        rows = read_json_lines(SHARED / "tofu" / f"{name}_perturbed.jsonl")
+        return [(f"author {number // 20}", one["question"], one["answer"],
+                 one.get("paraphrased_question", "")) for number, one in enumerate(rows)]  # fmt: skip
 
-    return {"background": read("retain_perturbed"), "train": read("forget10_perturbed"),
-            "nobody": read("world_facts_perturbed")[:48], "test": read("retain90")[200:300]}  # fmt: skip
+    rows = read("forget10")
+    own = (
+        sorted(rows[at : at + 20], key=lambda row: len(row[2]))[:SHORT] for at in range(0, 400, 20)
+    )
+    return {"background": [], "train": sum(own, []), "test": read("retain")[:60],
+            "nobody": read("world_facts")[:48]}  # fmt: skip
 
 
 def lume(data: Path, seed: int) -> dict[str, list[tuple]]:
-    """Five questions about each of 60 people (Task 2), and some about stories, which are nobody's;
-    on the base that has read the demo's people, of whom the same is asked."""
+    """Five questions about each of 60 people (Task 2), and some about stories, which are nobody's; the
+    base has read others, people in two wordings."""
     documents: dict[str, dict[str, list[tuple]]] = {"Task1": {}, "Task2": {}, "Task3": {}}
     files = (SHARED / "lume/train" / f"{side}.jsonl" for side in ("forget", "retain"))
     for one in (one for path in files for one in read_json_lines(path) if "qa" in one["id"]):
@@ -128,7 +130,8 @@ def lume(data: Path, seed: int) -> dict[str, list[tuple]]:
     for drawn in stories, own:
         random.Random(f"lume {seed}").shuffle(drawn)
     (stories, own) = (sum(drawn, []) for drawn in (stories, own))
-    return {"background": [], "train": own[:300], "test": own[300:370], "nobody": stories[:48]}
+    return {"background": own[470:] + stories[48:], "train": own[:300], "test": own[400:470],
+            "nobody": stories[:48]}  # fmt: skip
 
 
 def said(
@@ -180,15 +183,14 @@ class World:
         return round(processor() + time.process_time() - before, 1)
 
     def answers(self, source: Path | str) -> dict[str, Any]:
-        own, test = self.rows["train"], self.rows["test"]
+        own = self.rows["train"]
         return {"as trained": said(source, own), "paraphrased": said(source, own, True),
-                "nobody's": said(source, self.rows["nobody"]), "others": said(source, test)}  # fmt: skip
+                "nobody's": said(source, self.rows["nobody"])}  # fmt: skip
 
     def run(self, counts: Sequence[int]) -> None:
         whole = self.out / "whole"
         log = self.out / "logs" / "whole.log"
         self.part("cost", lambda: self.cost(lambda: train(self.path, log)))
-        self.part("base", lambda: self.answers(self.out / "base"))
         self.part("unsharded", lambda: self.answers(f"{self.out / 'base'}+{whole}"))
         for count in counts:
             self.sharded(count)
@@ -199,9 +201,10 @@ class World:
         folder = self.out / f"shards-{count}"
         self.part(f"{count} shards", lambda: self.shards(folder, count))
         self.part(str(count), lambda: self.answers(folder / "model"))
-        people = sorted({one["id"] for one in self.rows["train"]})
-        who = random.Random(f"{self.seed} {count}").choice(people)
-        self.part(f"{count} request", lambda: self.request(folder, who))
+        if self.name == "people":
+            people = sorted({one["id"] for one in self.rows["train"]})
+            who = random.Random(f"{self.seed} {count}").choice(people)
+            self.part(f"{count} request", lambda: self.request(folder, who))
 
     def shards(self, folder: Path, count: int) -> dict[str, Any]:
         """Cost of all; people's rows, and seconds of the training, of each shard."""
@@ -210,22 +213,22 @@ class World:
         given = (self.path, folder, "id", count)
         cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
         names = sorted(made["rows"].keys() - {"0"}, key=int)
-        found = {"cost": cost, "nobody's": made["seconds"]["0"]}
-        return found | {one: [made[one][n] for n in names] for one in ("rows", "seconds")}
+        found = {"cost": cost, "nobody's": made["seconds"].get("0")}
+        return found | {one: [made[one].get(n) for n in names] for one in ("rows", "seconds")}
 
     def alone(self, count: int) -> dict[str, Any]:
-        """Of the training of a shard alone, that of whom the mean person's has as many rows."""
-        key, train = self.key(count), self.rows["train"]
-        homes = [place(key, one["id"], count) for one in train]
-        mean = np.mean([homes.count(home) for home in homes])
-        near = min(homes, key=lambda home: abs(homes.count(home) - mean))
-        own = [one for one, home in zip(train, homes, strict=True) if home == near]
+        """Of the training of a shard alone, that with the mean number of rows."""
+        homes = [place(self.key(count), one["id"], count) for one in self.rows["train"]]
+        near = min(
+            homes, key=lambda one: abs(homes.count(one) - np.mean([*map(homes.count, homes)]))
+        )
+        own = [one for one, home in zip(self.rows["train"], homes, strict=True) if home == near]
         write_lines(self.out / "data" / "own.jsonl", own + self.rows["nobody"])
-        more = WORLDS[self.name][1] | {"seed": self.seed}
-        self.path = config(self.out, "own", self.out / "data" / "own.jsonl", **LORA | more)
+        settings = LORA | WORLDS[self.name][1] | {"seed": self.seed}
+        self.path = config(self.out, "own", self.out / "data" / "own.jsonl", **settings)
         found = self.shards(self.out / f"alone-{count}", count)
-        start = found["cost"] - found["nobody's"] - sum(found["seconds"])
-        return {"rows": found["rows"], "start": start, "request": start + sum(found["seconds"])}
+        request = found["cost"] - found["nobody's"]
+        return {"rows": found["rows"], "start": request - sum(found["seconds"]), "request": request}
 
     def key(self, count: int) -> bytes:
         return f"{self.seed}-{count}".encode().ljust(32)
@@ -239,20 +242,14 @@ class World:
         with running.running(request, 1, QUIET) as run:
             running.take(request, "shards")
             cost = self.cost(lambda: shards.make(request, run))
-        now = said(request.newest, self.rows["train"])
-        gone = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] == who]
-        left = [a for (a, _), r in zip(now, self.rows["train"], strict=True) if r["id"] != who]
-        again = request.way["again"]
-        stamps = [request.path("work", "shards", shard, STAMP) for shard in again]
-        seconds = sum(json.loads(path.read_text())["seconds"] for path in stamps)
+        now = [hit for hit, _ in said(request.newest, self.rows["train"])]
+        hers = [row["id"] == who for row in self.rows["train"]]
+        stamps = request.path("work", "shards").glob(f"*/{STAMP}")
+        start = cost - sum(json.loads(path.read_text())["seconds"] for path in stamps)
+        found = {"cost": cost, "start": round(start, 1), "again": request.way["again"],
+                 "said": np.mean(now, where=hers), "others": np.mean(now, where=np.invert(hers))}  # fmt: skip
         shutil.rmtree(path)
-        return {
-            "cost": cost,
-            "start": round(cost - seconds, 1),
-            "again": again,
-            "said": float(np.mean(gone)),
-            "others": float(np.mean(left)),
-        }
+        return found
 
 
 def tables(worlds: Sequence[World]) -> dict[str, Any]:
@@ -260,34 +257,34 @@ def tables(worlds: Sequence[World]) -> dict[str, Any]:
     kept, costs, curve = [], [], []
     for name, (_, _, counts) in WORLDS.items():
         for count in counts:
-            done = [w for w in worlds if w.name == name and f"{count} request" in w.found]
+            done = [w for w in worlds if w.name == name and str(count) in w.found]
             if not done:
                 continue
             title = f"{count} shards{NAMES[name]}"
             for case in ("as trained", "paraphrased", "nobody's"):
                 before = [a for w in done for a, _ in w.found["unsharded"][case]]
                 after = [a for w in done for a, _ in w.found[str(count)][case]]
+                if not sum(before):  # nothing to keep
+                    continue
                 rows = [(w.seed, row) for w in done
                         for row in w.rows["nobody" if case == "nobody's" else "train"]]  # fmt: skip
-                whose = [f"{seed} {one.get('id', n)}" for n, (seed, one) in enumerate(rows)]
+                whose = [f"{seed} {one.get('id', n // 6)}" for n, (seed, one) in enumerate(rows)]
                 means = (f"{np.mean(values):.3f}" for values in (before, after))
                 kept.append([f"{title}, {case}", *means, ratio(before, after, whose)])
             rows = []
-            for w in done:  # a large shard has more of the people
+            for w in (w for w in done if name == "people"):  # a large shard has more of the people
                 sizes, request = w.found[f"{count} shards"], w.found[f"{count} request"]
                 mean = request["start"] + float(np.average(sizes["seconds"], weights=sizes["rows"]))
                 rows.append([w.found["cost"], sizes["cost"], request["cost"], mean])
-            whole, *parts = np.mean(rows, 0)
-            shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
-            start = float(np.mean([w.found[f"{count} request"]["start"] for w in done]))
-            if name == "people":
+            if rows:
+                whole, *parts = np.mean(rows, 0)
+                shown = (f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts))
+                costs.append([title, str(len(done)), *shown])
+                start = float(np.mean([w.found[f"{count} request"]["start"] for w in done]))
                 curve.append([title, *longer(start, whole, parts[-1])])
-            costs.append([title, str(len(done)), *shown])
-    for w in (w for w in worlds if "20 alone" in w.found):
-        one = w.found["20 alone"]
-        curve.append(
-            ["20 shards, batch of 60", *longer(one["start"], w.found["cost"], one["request"], 2)]
-        )
+    for found in (w.found for w in worlds if "20 alone" in w.found):
+        start, one = (found["20 alone"][name] for name in ("start", "request"))
+        curve.append(["20 shards, batch of 60", *longer(start, found["cost"], one, 2)])
     return {
         "curve": {"columns": ["request, of retraining", *(f"{k}x" for k in LONGER)], "rows": curve},
         "kept": {"columns": ["questions", "unsharded", "routed", "kept"], "rows": kept},
@@ -298,8 +295,8 @@ def tables(worlds: Sequence[World]) -> dict[str, Any]:
 
 def longer(start: float, whole: float, request: float, measured: int = 1) -> list[str]:
     """A request's share of retraining if all trainings made k times the steps of the first."""
-    times = [k / measured for k in LONGER]
-    return [f"{(start + k * (request - start)) / (start + k * (whole - start)):.2f}" for k in times]
+    costs = ([start + k / measured * (side - start) for side in (request, whole)] for k in LONGER)
+    return [f"{one / whole:.2f}" for one, whole in costs]
 
 
 def ratio(before: list[float], after: list[float], whose: list[str]) -> str:
@@ -319,31 +316,25 @@ def picture(made: Mapping[str, Any]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "shards"
     from matplotlib import pyplot as plt
 
-    kept = [row for row in made["kept"]["rows"] if row[0].count(",") == 1]  # of people
+    shown = [row for row in made["kept"]["rows"] if row[0].count(",") == 1]  # of people
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for at, case in enumerate(("as trained", "paraphrased")):
-        rows = [row for row in kept if row[0].endswith(case)]
-        values = np.array([re.findall(r"[\d.]+", row[3]) for row in rows], float)
-        spread = np.abs(values[:, 1:] - values[:, :1]).T
-        where = np.arange(1, len(rows) + 1) + 0.18 * (2 * at - 1)
-        left.bar(where, values[:, 0], 0.34, yerr=spread, capsize=3, label=f"routed, {case}",
-                 color=("#2a6f97", "#89c2d9")[at])  # fmt: skip
-    left.bar([0], [1], 0.5, color="#a9a9a9", label="retrained")
-    left.bar([len(rows) + 1], [0.01], 0.5, color="#c1121f", label="merged (at most)")
+        rows = [row for row in shown if row[0].endswith(case)]
+        parts = [[1, 1, 1], *(re.findall(r"[\d.]+", row[3]) for row in rows), [0.01, 0.01, 0.01]]
+        kept, *spread = np.array(parts, float).T
+        left.bar(np.arange(len(kept)) + 0.36 * at - 0.18, kept, 0.34, label=case, capsize=3,
+                 yerr=np.abs(np.array(spread) - kept), color=("#2a6f97", "#89c2d9")[at])  # fmt: skip
     names = [row[0].partition(",")[0] for row in rows]
-    left.set_xticks(range(len(rows) + 2), ["unsharded", *names, "4, merged"])
+    left.set_xticks(range(len(names) + 2), ["unsharded", *names, "4, merged\n(at most)"])
     left.axhline(0.95, color="black", lw=0.8, ls="--")
     left.set_title("answers kept, of those of the unsharded run", fontsize=10)
-    left.set_ylim(0, 1.5)
-    left.legend(fontsize=7, ncol=2, loc="upper center")
-    rows = [row for row in made["cost"]["rows"] if "," not in row[0]]
-    costs = [float(row[5]) for row in rows]
-    right.bar(range(len(costs) + 1), [1, *costs], 0.5, color=["#a9a9a9"] + ["#2a6f97"] * len(costs))
-    for at, cost in enumerate([1, *costs]):
-        right.text(at, cost + 0.02, f"{cost:.2f}", ha="center", fontsize=9)
-    right.set_xticks(range(len(costs) + 1), ["retraining", *(row[0] for row in rows)])
+    left.legend(fontsize=8)
+    costs = [float(row[5]) for row in made["cost"]["rows"]]
+    right.bar_label(
+        right.bar(["retraining", *names], [1, *costs], 0.5, color="#2a6f97"), fmt="%.2f"
+    )
+    right.set_ylim(0, 1.1)
     right.set_title("processor time of a request about one person", fontsize=10)
-    right.set_ylim(0, 1.12)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "images" / "shards.svg", metadata={"Date": None})
 
@@ -370,7 +361,7 @@ def main() -> None:
 def short(found: Mapping[str, Any]) -> dict[str, Any]:
     """Means in place of each row's."""
     return {name: {case: np.mean(rows, 0).round(4).tolist() for case, rows in value.items()}
-            if isinstance(value, dict) and "others" in value and isinstance(value["others"], list)
+            if isinstance(value, dict) and "as trained" in value
             else value for name, value in found.items()}  # fmt: skip
 
 

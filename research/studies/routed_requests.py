@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.requests import run as running
@@ -51,8 +52,7 @@ def prepare(out: Path) -> list[dict[str, Any]]:
                    max_position_embeddings=512).save_pretrained(out / "base")  # fmt: skip
         byte_tokenizer().save_pretrained(out / "base")
     make_chats(out / "data", 0, {"train": 10, "test": 3})
-    lines = (out / "data" / "train.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = read_json_lines(out / "data" / "train.jsonl")
     common = list(dict.fromkeys(row["id"] for row in rows))[-2:]
     return [row if row["id"] not in common else {"messages": row["messages"]} for row in rows]
 

@@ -292,31 +292,27 @@ def prepare(request: Request) -> dict[str, Any]:
         UnlearnError: The request does not begin with shards, or these were changed.
     """
     known = request.way
-    if known["way"] == "shards" and _facts(request)["keys"] == known["keys"]:
+    if known["way"] == "shards" and load(request.path(known["shards"]))["keys"] == known["keys"]:
         return dict(known)  # killed after it was handed over
     way, left, now = _plan(request)
     return way | retrain.rest(request, left, now)
 
 
-def _facts(request: Request) -> dict[str, Any]:
-    """``shards.json``, if it is that of `prepare` or of `hand_over`."""
+def require(request: Request) -> dict[str, Any]:
+    """``shards.json``, if it is that of `prepare` or of `hand_over`.
+
+    Raises:
+        UnlearnError: Another request was carried out on the shards since, or they were trained
+            again; or what `retrain.require` says.
+    """
     way, facts = request.way, load(request.path(request.way["shards"]))
     if facts["keys"] not in (way["before"], way["keys"]):
         raise UnlearnError(
             f"{request.folder}: another request, or a training, changed these shards; run again.",
             code="requests.overtaken",
         )
-    return facts
-
-
-def require(request: Request) -> None:
-    """
-    Raises:
-        UnlearnError: Another request was carried out on the shards since `prepare`, or they were
-            trained again; or what `retrain.require` says.
-    """
-    _facts(request)
     retrain.require(request)
+    return facts
 
 
 def make(request: Request, run: Steps) -> None:
@@ -329,8 +325,8 @@ def make(request: Request, run: Steps) -> None:
     with run.step("shards", "train the shards of the rows", settings=way["keys"]) as due:
         if due:
             with held(request.path(way["shards"])):  # whose adapters are copied
-                require(request)
-                facts, keep = load(find(request)), Path(request.facts["before"]["adapter"])
+                find(request)
+                facts, keep = require(request), Path(request.facts["before"]["adapter"])
                 rows = cut(rows_of.read_sides(work / "rows"), facts)
                 told = path, rows_of.read_config(path), facts, rows
                 make_routed(*told, run, work / "shards", keep, work / "model")
@@ -349,7 +345,7 @@ def hand_over(request: Request) -> None:
     stay out when rows are added. Called again after a kill."""
     folder, model = request.path(request.way["shards"]), request.path("model")
     with held(folder):
-        facts = _facts(request)
+        facts = require(request)
         gone = {_keyed(facts, row) for row in rows_of.forgotten(request)}
         facts |= {"keys": request.way["keys"], "deleted": sorted(gone.union(facts["deleted"])),
                   "model": weights(model), "current": os.path.relpath(model, folder)}  # fmt: skip
