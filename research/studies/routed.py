@@ -213,8 +213,8 @@ class World:
         given = (self.path, folder, "id", count)
         cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
         names = sorted(made["rows"].keys() - {"0"}, key=int)
-        found = {"cost": cost, "nobody's": made["seconds"].get("0")}
-        return found | {one: [made[one].get(n) for n in names] for one in ("rows", "seconds")}
+        found = {"cost": cost, "nobody's": made["seconds"]["0"]}
+        return found | {one: [made[one][n] for n in names] for one in ("rows", "seconds")}
 
     def alone(self, count: int) -> dict[str, Any]:
         """Of the training of a shard alone, that with the mean number of rows."""
