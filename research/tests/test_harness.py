@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from research.runs import Runs, changed
+from research.runs import Runs, changed, in_parallel
 from research.studies import reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -70,13 +71,35 @@ def test_the_story_by_hand():
         return {n: dict.fromkeys(reproduce.COLUMNS, value) for n, value in scores.items()}
 
     found = reproduce.tables({"1": seed(0.7, 0.5, 0.9), "2": seed(0.5, 0.6, 0.8)})
-    assert found["differences"]["rows"][0] == [
-        "the better parent",
-        "+0.200 ± 0.000",
-        "2 of 2",
-        "0.000",
-    ]
-    assert found["comparison"]["rows"][2][:2] == ["merged", "0.850 ± 0.635"]
+    row = ["the better parent", "+0.200 ± 0.000", "2 of 2", "0.000"]
+    assert found["differences"]["rows"][0] == row
+    assert found["comparison"]["rows"][2][:3] == ["merged", 2, "0.850 ± 0.635"]
+    short = {"1": seed(0.7, 0.5, 0.9), "2": {"over": dict.fromkeys(reproduce.COLUMNS, 0.9)}}
+    assert reproduce.tables(short)["differences"]["rows"][0][2] == "1 of 1"  # a seed cut short
+
+
+def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
+    """A job waits for those that it names, well ended or not; what goes on too long is stopped."""
+    log = tmp_path / "log"
+
+    def says(name: str, seconds: float = 0.0, fails: bool = False) -> None:
+        with log.open("a") as file:
+            file.write(f"{name} ")
+        time.sleep(seconds)
+        assert not fails
+
+    jobs = {
+        "last": (["bad", "long"], lambda: says("last")),
+        "bad": ([], lambda: says("bad", fails=True)),
+        "long": (["bad"], lambda: says("long", 0.5)),
+    }
+    assert in_parallel(jobs, 2, 1) == {"bad": False, "long": True, "last": True}
+    assert log.read_text() == "bad long last "
+    began = time.monotonic()
+    ended = in_parallel(
+        {"slow": ([], lambda: says("slow", 60)), "never": (["slow"], list)}, 2, 0.01
+    )
+    assert ended == {"slow": False} and time.monotonic() - began < 20
 
 
 @pytest.mark.slow
@@ -98,18 +121,13 @@ def test_a_story_of_one_step(tmp_path, monkeypatch, forks):
         return real(self, name, example, dict(changes or {}) | {"max_steps": 1, "lora_r": 2})
 
     monkeypatch.setattr(Runs, "train", short)
-    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--seeds", "1", "--development", "0"])
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--seeds", "1"])
     reproduce.main()
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert list(found["seeds"]["1"]) == [
-        "original",
-        "over",
-        "under",
-        "merged",
-        "single",
-        "retrained",
-    ]
-    assert set(found["development"]["0"]["aggregate"]) == {"original", "try0", "try1", "pair01"}
+    dev, fresh = (reproduce.Tiny(tmp_path, seed) for seed in (reproduce.DEVELOPMENT, 1))
+    found = reproduce.results("x", dev, [fresh], "")
+    assert tuple(found["seeds"]["1"]) == reproduce.STORY
+    assert set(found["development"]) == {"original", "try0", "try1", "pair01"}
+    assert [row[1] for row in found["tables"]["development"]["rows"]] == [2, 1]
     config = yaml.safe_load((tmp_path / "1/configs/over.yml").read_text())
     assert config["seed"] == 1 and config["unlearn"]["forget"]["beta"] == reproduce.TINY[0]
     before = (tmp_path / "1/runs.json").read_bytes()

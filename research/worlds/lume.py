@@ -106,6 +106,13 @@ def _row(record: Record) -> dict[str, str]:
     return {"id": record.id, "input": record.input, "output": record.output, "task": record.task}
 
 
+def rows_of(folder: Path, words: int) -> list[dict[str, str]]:
+    """All rows of ``forget.jsonl`` and ``retain.jsonl``, cut as those of a subset."""
+    sides = (_documents(folder / f"{side}.jsonl", words) for side in ("forget", "retain"))
+    found = [rows for side in sides for of_task in side.values() for rows in of_task.values()]
+    return [_row(record) for rows in found for record in rows]
+
+
 def build_subset(
     lume: Path | str,
     out: Path | str,
