@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -246,7 +247,8 @@ def main() -> None:
         shown = tables(world.found, [row["id"] for row in world.rows["train"]], world.who)
         content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
         content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
-        write_json(OUT, content | {"found": world.found})
+        found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(world.found))
+        write_json(OUT, content | {"found": json.loads(found)})
 
 
 if __name__ == "__main__":

@@ -300,9 +300,10 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
                                   for name, one in found.items() if one}  # fmt: skip
     tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
-    made = facts(command) | {"seeds_drawn_for_settings": [dev.seed]}
-    made |= {"machine": machine} if machine else {}
+    made = facts(command) | ({"machine": machine} if machine else {})
+    first = json.loads((dev.out / "eval-original" / "results.json").read_text("utf-8"))
     return made | {
+        "versions": first["versions"],
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
