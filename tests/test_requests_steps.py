@@ -76,16 +76,19 @@ def test_a_command_that_fails_is_one_sentence_with_the_end_of_its_log(tmp_path):
 
 
 def test_a_training_says_how_far_it_is(tmp_path, monkeypatch):
-    """By what the Trainer prints, and by lines of its own kind."""
+    """By what the Trainer prints, and by lines of its own kind; the time left by the pace seen."""
     monkeypatch.setattr(module_of_steps, "SAY_SECONDS", 0.0)
-    code = "for n in '345': print(dict(loss='1.1', epoch=n)); print('shard', n)"
+    code = "import time\nfor n in '345':\n    print(dict(loss='1.1', epoch=n), flush=True)\n"
+    code += "    print('shard', n, flush=True)\n    time.sleep(.2)"
 
     def rows(one):
         with one.step("x", "train it"):
             one.command("x", [sys.executable, "-c", code], 30.0, "shard ")
 
     said = [line[9:] for line in run(tmp_path, rows).splitlines()[1:-1]]
-    assert said == [
+    left = [re.search(r", about (\d+) s left$", line) for line in said[2::2]]
+    assert [5 <= int(one[1]) <= 60 for one in left] == [True, True]  # .2 s a pass, 26 and 25 to go
+    assert [re.sub(", about.*", "", line) for line in said] == [
         f"train it: {what}" for n in "345" for what in (f"pass {n} of 30", f"shard {n}")
     ]
 

@@ -136,6 +136,7 @@ class Steps:
                 errors="replace",
             )
             last, told = deque[str](maxlen=LOG_LINES), time.monotonic()
+            first: tuple[float, float] | None = None  # what comes before it is loading
             for line in process.stdout or ():
                 print(line, end="", file=file, flush=True)
                 if not _NOISE.search(line):
@@ -143,8 +144,11 @@ class Steps:
                 if lines and line.startswith(lines):
                     self._say(line.rstrip())
                 elif time.monotonic() - told > SAY_SECONDS and (found := _EPOCH.search(line)):
-                    told = time.monotonic()
-                    self._say(f"pass {found[1]} of {passes:g}")
+                    told, done = time.monotonic(), float(found[1])
+                    first = first or (told, done)
+                    pace = (told - first[0]) / (done - first[1]) if done > first[1] else None
+                    left = f", about {pace * (passes - done):.0f} s left" if pace else ""
+                    self._say(f"pass {done:g} of {passes:g}{left}")
             process.wait()
         if process.returncode:
             raise UnlearnError(
