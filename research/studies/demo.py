@@ -1,6 +1,6 @@
 """Does the demo's outcome hold elsewhere? Its training with other seeds and numbers of threads.
 
-    python -m research.studies.demo OUT
+    python -m research.studies.demo OUT [SEED-THREADS ...]
 
 Each run has a folder OUT/SEED-THREADS; what is there is not made again. research/results/demo.json has
 of each model the aggregate, its three parts, the share of nonsense among its longer answers about
@@ -21,7 +21,7 @@ from axolotl_unlearn.metrics.verdict import judged
 from research.benchmarks.models import machine
 
 ROOT = Path(__file__).parents[2]
-SEEDS, THREADS = (42, 43, 44, 45, 46), (1, 2)
+RUNS = tuple(f"{seed}-{threads}" for seed in range(42, 47) for threads in (1, 2))
 SCORES = ("aggregate", "task_aggregate", "mia_auc", "utility")
 CPU = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -53,27 +53,26 @@ def run(folder: Path, seed: int, threads: int) -> None:
 
 def main() -> None:
     rows = []
-    for seed in SEEDS:
-        for threads in THREADS:
-            folder = Path(sys.argv[1]).resolve() / f"{seed}-{threads}"
-            run(folder, seed, threads)
-            results = json.loads((folder / "out/eval/results.json").read_text("utf-8"))
-            verdicts = judged(results)
-            models = {
-                one["name"]: {score: round(one[score], 4) for score in SCORES}
-                | {
-                    "nonsense": {
-                        "forget": one["collapse"]["forget"]["nonsense"],
-                        "retain": one["collapse"]["nonsense"],
-                    }
+    for name in sys.argv[2:] or RUNS:
+        folder, (seed, threads) = Path(sys.argv[1]).resolve() / name, map(int, name.split("-"))
+        run(folder, seed, threads)
+        results = json.loads((folder / "out/eval/results.json").read_text("utf-8"))
+        verdicts = judged(results)
+        models = {
+            one["name"]: {score: round(one[score], 4) for score in SCORES}
+            | {
+                "nonsense": {
+                    "forget": one["collapse"]["forget"]["nonsense"],
+                    "retain": one["collapse"]["nonsense"],
                 }
-                | {"verdict": verdicts[one["name"]].label, "below_gate": one["gate"]["below_gate"]}
-                for one in results["models"]
             }
-            best = max(models["over"]["aggregate"], models["under"]["aggregate"])
-            above = models["merged"]["aggregate"] > best
-            rows.append({"seed": seed, "threads": threads, "merged_above_both": above} | models)
-            print(rows[-1], flush=True)
+            | {"verdict": verdicts[one["name"]].label, "below_gate": one["gate"]["below_gate"]}
+            for one in results["models"]
+        }
+        best = max(models["over"]["aggregate"], models["under"]["aggregate"])
+        above = models["merged"]["aggregate"] > best
+        rows.append({"seed": seed, "threads": threads, "merged_above_both": above} | models)
+        print(rows[-1], flush=True)
     versions = {"versions": results["versions"], "machine": machine()}
     write_json(ROOT / "research/results/demo.json", versions | {"runs": rows})
 
