@@ -264,7 +264,7 @@ def tables(worlds: Sequence[World]) -> dict[str, Any]:
             for case in ("as trained", "paraphrased", "nobody's"):
                 before = [a for w in done for a, _ in w.found["unsharded"][case]]
                 after = [a for w in done for a, _ in w.found[str(count)][case]]
-                if not sum(before):  # nothing to keep
+                if sum(before) < 5:  # nothing to keep
                     continue
                 rows = [(w.seed, row) for w in done
                         for row in w.rows["nobody" if case == "nobody's" else "train"]]  # fmt: skip
