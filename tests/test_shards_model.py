@@ -63,7 +63,7 @@ def test_generated_rows_are_those_of_the_adapter_alone(routed, batch_size):
     made = generate_greedily(
         model, tokenizer, list(PROMPTS), max_new_tokens=12, batch_size=batch_size
     )
-    assert len({one.tokens for one in made}) > 1
+    assert len({len(one) for one in made}) > 1
     for shard in range(3):
         own, _ = alone(routed, shard)
         own.generation_config.eos_token_id = model.generation_config.eos_token_id
