@@ -72,6 +72,8 @@ def config(stage: Path, out: str, **changes) -> dict:
     for side in (0, 1):
         cfg["datasets"][side]["path"] = str(stage / f"{('forget', 'retain')[side]}.jsonl")
     del cfg["datasets"][2:]  # the demo's own
+    cfg["unlearn"]["forget"] = {"objective": "npo", "weight": 0.1, "beta": 0.02, "reduction": "sum"}
+    cfg["unlearn"]["retain"][0]["weight"] = 1.0
     return cfg | changes
 
 

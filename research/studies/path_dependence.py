@@ -17,7 +17,7 @@ from pathlib import Path
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
-from research.runs import ROOT, Runs
+from research.runs import KEEP, NPO, ROOT, Runs
 from research.worlds.life import LifeSizes, make_life
 
 RESULTS = ROOT / "research" / "results" / "path-dependence.json"
@@ -67,6 +67,7 @@ def models(runs: Runs, data: Path) -> dict[str, Path]:
     for name in ("forget_first", "forget_last"):
         sides = [rows("forget", "forget"), rows("retain", "retain")]
         changes = {"base_model": found[name], "datasets": sides, "num_epochs": 4}
+        changes |= {"unlearn.forget": NPO | {"beta": 0.1}, "unlearn.retain": KEEP}
         found[f"{name}_npo"] = runs.train(f"{name}_npo", "npo_under", changes)
     return found
 

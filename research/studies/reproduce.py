@@ -33,7 +33,7 @@ import yaml
 from axolotl_unlearn.files import write_json, write_lines
 from research.analysis.seeds import facts, interval_over_seeds, with_half_width
 from research.harness import IMPORTED
-from research.runs import ROOT, Runs, in_parallel
+from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
 from research.worlds import lume
 from research.worlds.generate import Sizes, make_data
 from research.worlds.smollm2 import fetch_smollm2
@@ -89,7 +89,8 @@ class Tiny:
         changes = {"base_model": self.path("original"), "num_epochs": 6,
                    "datasets": self.rows("forget", "retain", "replay"), "unlearn.pairing":
                    {"retain_per_forget": 2}, "unlearn.data": {"eos": "retain"}}  # fmt: skip
-        changes["unlearn.forget.beta"] = TINY[strength]
+        changes["unlearn.forget"] = NPO | {"beta": TINY[strength]}
+        changes["unlearn.retain"] = KEEP
         self.runs.train(name, "npo_over", changes)
 
     def merged(self, name: str, one: str, two: str) -> None:
