@@ -434,6 +434,14 @@ def test_what_may_quote_a_row_is_not_shown(home, monkeypatch):
     assert all(json.loads(line)["answer"] not in done.output for line in lines if line)
 
 
+@pytest.mark.parametrize("option", [["--tasks", "tofu,tofuu"], ["--tasks=tofuu"]])
+def test_a_task_that_nobody_knows_is_named(option):
+    """It is what was mistyped, of lm-eval's tasks and ours."""
+    done = run_tasks(*option, "--model_args", "pretrained=examples/tiny-olmo")
+    assert done.exit_code == 2
+    assert "no task 'tofuu'; ours are muse, rwku, semeval_unlearn, tofu" in done.output
+
+
 # ---------------------------------------------------------------- as training data
 
 ROWS_AS_THEY_COME = {

@@ -23,6 +23,7 @@ from axolotl_unlearn.metrics.intervals import (
     ideal_membership,
     intraclass_correlation,
     mean_of,
+    smallest_difference,
 )
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
@@ -360,3 +361,9 @@ def test_the_intraclass_correlation():
     assert intraclass_correlation([0, 2, 3, 5], "aabb") == pytest.approx(7 / 11)
     assert intraclass_correlation([1, 1, 2, 2], "aabb") == 1
     assert math.isnan(intraclass_correlation([1, 2, 3], "abc"))
+
+
+def test_the_smallest_difference_is_that_of_the_interval():
+    """Half width .1 is z_.975 standard errors; four of five data sets need z_.8 more."""
+    assert smallest_difference(-0.1, 0.1) == pytest.approx(0.1 * (1.95996 + 0.84162) / 1.95996)
+    assert smallest_difference(-0.1, 0.1, 14) > smallest_difference(-0.1, 0.1)

@@ -166,9 +166,13 @@ def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
     table = page.split('id="distance-from-the-retrained-model"')[1].split("</section>")[0]
     assert "-0.20<small>p 0.020</small>" in table and "-0.40" not in table
     assert table.count('scope="row"') == 1 and "of 4 tested" in table
+    # (z of .05 / 8 + z of .8) = 2.498 + 0.842 standard errors of 0.2 / 3.92.
+    assert "<td>0.17</td>" in table
     del results["models"][1]["distance"]["utility"]
     page = write_report(results, tmp_path / "r.html").read_text()
     assert "None of 3 scores differs in any model." in page
+    # Three tests: (2.394 + 0.842) standard errors of 0.2 / 3.92.
+    assert "four of five data sets: Aggregate 0.17, AUC 0.17." in page
 
 
 DROP = object()

@@ -21,7 +21,7 @@ from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
-from axolotl_unlearn.metrics.intervals import LEVEL, Difference, area_of, holm
+from axolotl_unlearn.metrics.intervals import LEVEL, Difference, area_of, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
@@ -189,7 +189,7 @@ def sentence(model: str, found: Mapping[str, Any]) -> str:
 
 def said(file: Mapping[str, Any]) -> list[Any]:
     """What `attack_models` found of a model, as a table and sentences."""
-    heads = ("AUC", "interval", "control", "p")
+    heads = ("AUC", "interval", "control", "p", "smallest")
     made = grid(f"{file['title']}: {file['model']}", heads, "attack", "sees")
     for name, one in file["tests"].items():
         control, p = one.get("control"), one["p_corrected"]
@@ -200,10 +200,12 @@ def said(file: Mapping[str, Any]) -> list[Any]:
             f"{one['low']:.2f}, {one['high']:.2f}",
             "" if control is None else f"{control:.2f}",
             f"[red]{p:.2g}[/]" if p < 1 - LEVEL else f"{p:.2g}",
+            f"{smallest_difference(one['low'], one['high'], len(file['tests'])):.2f}",
         )
     made.caption = (
         "95 % intervals over documents; p (with a control: of the difference from it) after Holm "
-        "over all."
+        "over all; smallest: the difference from 0.5 that these texts would show in four of five "
+        "data sets."
     )
     why = (f"Not measured: {name} ({one})" for name, one in file["reasons"].items())
     return [made, *why, file["sentence"], *filter(None, [file["blind"]["warning"]])]

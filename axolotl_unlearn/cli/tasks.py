@@ -61,6 +61,12 @@ def run(arguments: tuple[str, ...]) -> None:
     except Exception as error:
         if click.get_current_context().find_root().params.get("debug"):
             raise
+        if unknown := _unknown(given):
+            ours = sorted(p.name for p in task_folder().iterdir() if (p / "utils.py").is_file())
+            raise UnlearnError(
+                f"lm_eval knows no task {unknown[0]!r}; ours are {', '.join(ours)}.",
+                code="tasks.unknown",
+            ) from None
         raise UnlearnError(
             f"lm_eval ended with {type(error).__name__}; what it says may quote rows: "
             "`axolotl-unlearn --debug tasks run ...` shows it.",
@@ -86,6 +92,19 @@ def _base_and_adapter(word: str) -> str:
 
 
 _TASKS = ("--tasks", "-t")
+
+
+def _unknown(words: list[str]) -> list[str]:
+    """Names after ``--tasks`` that lm-eval cannot find."""
+    from lm_eval.tasks import TaskManager
+
+    asked: dict[str, str] = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        asked |= {"--tasks" if option in _TASKS else option: value if equals else after}
+    names = [name for name in asked.get("--tasks", "").split(",") if name and "/" not in name]
+    manager = TaskManager(include_path=asked.get("--include_path")) if names else None
+    return [name for name in names if not manager.match_tasks([name])]
 
 
 def _names_not_folders(given: list[str]) -> list[str]:

@@ -398,3 +398,10 @@ def holm(p_values: Sequence[float]) -> Array:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(1.0, steps)
     return corrected
+
+
+def smallest_difference(low: float, high: float, tests: int = 1, power: float = 0.8) -> float:
+    """Smallest difference that data with this 95 % interval find with this power, two-sided at
+    .05 / tests: ``(z_{1 - .05 / (2 tests)} + z_power)`` standard errors."""
+    z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
+    return float(z * (high - low) / (2 * norm.ppf((1 + LEVEL) / 2)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.files import write
+from axolotl_unlearn.metrics.intervals import smallest_difference
 from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.verdict import show
@@ -113,19 +114,23 @@ class View:
 
     @cached_property
     def distances(self) -> dict[str, Any]:
-        """Candidates, their differences ``found`` by metric and model, and how many were
-        ``tested``."""
+        """Candidates, their differences ``found`` by metric and model, the ``least`` difference of
+        a metric that would be, and how many were ``tested``."""
         models = [m for m in self.models if m.part == "candidate" and m.distance]
         differing: dict[str, dict[str, Any]] = {}
+        least: dict[str, float] = {}
         tested = 0
         for model in models if self.retrained else ():
             gaps = {metric: model.distance.get(metric) for metric in SCORES}
             gaps = {m: gap for m, gap in gaps.items() if gap and None not in (gap.value, gap.p)}
             tested = max(tested, len(gaps))
             for metric, gap in gaps.items():
+                if gap.interval:
+                    seen = smallest_difference(*gap.interval, len(gaps))
+                    least[metric] = max(least.get(metric, 0.0), seen)
                 if gap.p < 0.05:  # corrected already
                     differing.setdefault(metric, {})[model.name] = gap
-        return {"models": models, "found": differing, "tested": tested}
+        return {"models": models, "found": differing, "least": least, "tested": tested}
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
@@ -136,12 +141,15 @@ class View:
 
     @cached_property
     def membership(self) -> dict[str, Any]:
-        """Models with figures, names of attacks, and shares at low false positive rates."""
+        """Models with figures, names of attacks, the difference that all attacks would show, and
+        shares at low false positive rates."""
         models = [m for m in self.models if m.membership is not None and m.membership.attacks]
         labs = [model.membership for model in models]
         names = list(dict.fromkeys(name for lab in labs for name in lab.attacks))
+        widest = [one.interval for lab in labs for one in lab.attacks.values() if one.interval]
+        least = max((smallest_difference(*ends, len(names)) for ends in widest), default=None)
         shares = [lab.tpr.get("0.01") for lab in labs]
-        return {"models": models, "attacks": names, "shares": shares}
+        return {"models": models, "attacks": names, "least": least, "shares": shares}
 
     @property
     def provenance(self) -> str:
