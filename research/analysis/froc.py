@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.metrics.intervals import holm
 from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength, loss
-from research.analysis.choose import above_p
+from research.analysis import choose
 from research.probes.rows import answer_facts
 
 
@@ -72,16 +71,11 @@ def chosen(
 
     With a retrained model a document's risk is what it exceeds that one's by, at least 0.
     """
-    told = scores(points)
-    found: dict[str, dict[str, Any]] = {}
-    for name, point in points.items():
-        floor = retrained.risks if retrained else {}
-        values = [max(0.0, value - floor.get(d, 0.0)) for d, value in point.risks.items()]
-        found[name] = {
-            "risk": float(np.mean(values)), "documents": len(values), "p": above_p(values, risk),
-            "retain_accuracy": point.accuracy_retain, "froc": told[name],
-        }  # fmt: skip
-    for row, p in zip(found.values(), holm([row["p"] for row in found.values()]), strict=True):
-        row |= {"p": float(p), "valid": bool(p <= delta)}
-    order = sorted(found, key=lambda n: (not found[n]["valid"], -found[n]["retain_accuracy"]))
-    return {name: found[name] for name in order}
+    told, floor = scores(points), retrained.risks if retrained else {}
+    risks = {
+        name: [max(0.0, value - floor.get(d, 0.0)) for d, value in point.risks.items()]
+        for name, point in points.items()
+    }
+    kept = {name: point.accuracy_retain for name, point in points.items()}
+    found = choose.chosen(risks, kept, risk, delta)
+    return {name: row | {"froc": told[name]} for name, row in found.items()}

@@ -37,17 +37,12 @@ import pretend_device  # noqa: E402
 
 #: Time and memory are not what is counted; depth is.
 SHAPE = models.Shape(64, 32, 128, 4, 512)
+#: Way -> what it is in `step.VARIANTS`, and in the table.
 WAYS = {
-    "ours": "ours_first_epoch",
-    "later": "ours",
-    "cached": "ours_cached",
-    "finetune_packed": "finetune_packed",
-}
-NAMES = {
-    "ours": "ours, first epoch",
-    "later": "ours, later epochs",
-    "cached": "ours, `reference: cached`",
-    "finetune_packed": "plain fine-tuning, rows packed",
+    "ours": ("ours_first_epoch", "ours, first epoch"),
+    "later": ("ours", "ours, later epochs"),
+    "cached": ("ours_cached", "ours, `reference: cached`"),
+    "finetune_packed": ("finetune_packed", "plain fine-tuning, rows packed"),
 }
 PAIRS = 4
 
@@ -57,7 +52,7 @@ def make_step(way: str, device: str, known: list[Batch], shape: models.Shape):
     model = models.with_lora(models.olmo(shape, torch.bfloat16)).to(device).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
-    loss_of = step.VARIANTS[WAYS[way]](model, [] if way == "finetune_packed" else known)
+    loss_of = step.VARIANTS[WAYS[way][0]](model, [] if way == "finetune_packed" else known)
 
     def run(batch: Batch) -> None:
         loss_of(batch).backward()
@@ -204,7 +199,7 @@ def of_ways(found: dict[str, dict[str, float]]) -> dict[str, list]:
     base, rows = found["finetune_packed"], []
     for way, one in found.items():
         cells = [f"{one[x]:.0f} ({one[x] / base[x]:.2f})" for x in ("operations", "host_ms")]
-        rows.append([NAMES[way], *cells, str(one["syncs"])])
+        rows.append([WAYS[way][1], *cells, str(one["syncs"])])
     return {
         "columns": ["one step (by the last)", "kernels", "ms of the host", "waits"],
         "rows": rows,

@@ -3,7 +3,7 @@
     make bench-gpu
     python -m research.benchmarks.gpu --smoke     # the same code on a tiny shape, on the CPU
 
-It needs torch, transformers, peft and pydantic, and bitsandbytes for the 4-bit base; no Axolotl.
+It needs torch, transformers, peft and pydantic; no Axolotl.
 Figures come in order of worth, each is written when it is known, a figure that the file has for the
 same card and commit is not measured again, and none begins after ``--minutes``: a run that was cut
 off goes on. Nothing is downloaded: time and memory do not depend on the values of the weights.
@@ -26,13 +26,10 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -43,8 +40,6 @@ from research.benchmarks import models, step
 
 EPOCHS, PAIRS = 5, 1112
 TINY = models.Shape(64, 2, 128, 4, 512)
-#: Of the comparison of precisions.
-SMALL = models.Shape(256, 4, 512, 4, 512)
 #: The ways by what they are in `step.VARIANTS`, and whether they know the rows from before.
 FINETUNE, FIRST, LATER, CACHED = "finetune_packed", "first_epoch", "later_epochs", "cached"
 WAYS = {
@@ -53,36 +48,6 @@ WAYS = {
     LATER: ("ours", True),
     CACHED: ("ours_cached", True),
 }
-
-
-def quantise(model: nn.Module, values: nn.Module | None = None) -> nn.Module:
-    """Linear layers but the head as bitsandbytes NF4, computing in bf16.
-
-    Args:
-        values: a model of the same shape, which gets the weights that the 4 bits stand for.
-    """
-    import bitsandbytes as bnb
-
-    for prefix, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear) or name == "lm_head":
-                continue
-            made = bnb.nn.Linear4bit(
-                child.in_features,
-                child.out_features,
-                bias=child.bias is not None,
-                compute_dtype=torch.bfloat16,
-                quant_type="nf4",
-            )
-            device = child.weight.device
-            made.weight = bnb.nn.Params4bit(
-                child.weight.data.cpu(), requires_grad=False, quant_type="nf4"
-            )
-            setattr(parent, name, made.to(device))
-            if values is not None:
-                weight = bnb.functional.dequantize_4bit(made.weight.data, made.weight.quant_state)
-                values.get_submodule(f"{prefix}.{name}").weight.data.copy_(weight)
-    return model
 
 
 def sent_batch(batch: dict[str, Tensor], device: torch.device | str) -> Batch:
@@ -101,20 +66,6 @@ def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, Te
     return batches
 
 
-@contextmanager
-def llama_as_it_is() -> Iterator[None]:
-    """Liger patches the module of transformers too."""
-    from transformers.models.llama import modeling_llama
-
-    names = ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")
-    own = {name: getattr(modeling_llama, name) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in own.items():
-            setattr(modeling_llama, name, value)
-
-
 class Bench:
     """What the figures share: the card, the shape, and one large model that is made once."""
 
@@ -123,23 +74,13 @@ class Bench:
         self.cuda, self.pairs, self.steps = not smoke, pairs, steps
         self.shape = TINY if smoke else models.OLMO_7B
         self.long = 16 if smoke else 2048
-        self.vocabulary = 1024 if smoke else 150_000
-
-    def make(self, shape: models.Shape, four_bit: bool = False) -> nn.Module:
-        torch.manual_seed(0)
-        model = models.olmo(shape, torch.bfloat16, self.device)
-        model = models.with_lora(quantise(model) if four_bit else model).train()
-        model.enable_input_require_grads()
-        return model
 
     @cached_property
     def model(self) -> nn.Module:
-        return self.make(self.shape)
-
-    def drop_model(self) -> None:
-        """The others are alone on the card."""
-        self.__dict__.pop("model", None)
-        self.forget()
+        torch.manual_seed(0)
+        model = models.with_lora(models.olmo(self.shape, torch.bfloat16, self.device)).train()
+        model.enable_input_require_grads()
+        return model
 
     def forget(self) -> None:
         gc.collect()
@@ -262,31 +203,6 @@ class Bench:
         }
         return self.compare(self.model, [batch] * (2 + min(3, self.steps)), ways, profile=False)
 
-    def four_bit(self) -> dict[str, Any]:
-        """The same on a 4-bit base, against fine-tuning on it."""
-        self.drop_model()
-        model = self.make(self.shape, four_bit=True)
-        return self.recipe_on(model, (FINETUNE, FIRST, LATER))
-
-    def large_vocabulary(self) -> dict[str, Any]:
-        """A vocabulary of 150 000."""
-        self.drop_model()
-        shape = models.Shape(*(*_numbers(self.shape)[:4], self.vocabulary))
-        return self.recipe_on(self.make(shape), (FINETUNE, FIRST), profile=False)
-
-    def recipe_on(
-        self, model: nn.Module, chosen: tuple[str, ...], profile: bool = True
-    ) -> dict[str, Any]:
-        batches = self.batches(2 + max(1, self.steps // 2))
-        ways = {
-            way: step.VARIANTS[WAYS[way][0]](model, batches if WAYS[way][1] else [])
-            for way in chosen
-        }
-        found = self.compare(model, batches, ways, profile=profile)
-        del model, ways
-        self.forget()
-        return found
-
     def match(self) -> dict[str, Any]:
         """A step of `match` with replay, its teacher's states known, against packed fine-tuning;
         and a look at 100 forget and 100 held-out rows, as `level` takes it."""
@@ -318,172 +234,13 @@ class Bench:
             for batch in self.batches(25)
             for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
-        found["look_seconds"] = self.timed(lambda: score_queries(self.model.eval(), rows))
-        self.model.train()
-        return found
-
-    def evaluation(self) -> dict[str, float]:
-        """Of 100 rows: facts of every token, and greedy generation of up to 64 tokens."""
-        from axolotl_unlearn.engine.token_scoring import Query, score_queries
-        from axolotl_unlearn.evaluation.generate import generate_greedily
-
-        count = 100 if self.cuda else 3
-        rows, _ = models.lume_rows()
-        rows = [row for side in rows.values() for row in side]
-        rows = [rows[number % len(rows)] for number in range(count)]
-        fold = self.shape.vocabulary
-        model = self.model.eval()
-        model.gradient_checkpointing_disable()
-        bare = model.get_base_model()  # as a merged model, whose cache is ours to handle
-        queries = [Query.of([i % fold for i in p + a], len(p)) for p, a in rows]
-        prompts = [" ".join(str(i % fold) for i in p) for p, _ in rows]
-        found = {
-            "rows": count,
-            "loss_seconds": self.timed(lambda: score_queries(model, queries)),
-            "generation_seconds": self.timed(
-                lambda: generate_greedily(bare, _Numbers(), prompts, max_new_tokens=64)
-            ),
-        }
-        model.train()
-        return found
-
-    def timed(self, run: Callable[[], Any]) -> float:
         self.sync()
         start = time.perf_counter()
-        run()
+        score_queries(self.model.eval(), rows)
         self.sync()
-        return round(time.perf_counter() - start, 3)
-
-    def precision(self, *chosen: str) -> dict[str, Any]:
-        """A small model's step with each precision and kernel against float32 with eager attention;
-        4 bits against float32 with the weights that they stand for.
-
-        Returns:
-            relative error of the loss, cosine of all gradients, and whether both are within the
-            bounds; or why there are none.
-        """
-        self.batch = sent_batch(recipe_batches(1, 4, SMALL.vocabulary)[0], self.device)
-        oracles: dict[str, tuple[float, Tensor]] = {}
-        found: dict[str, Any] = {}
-        for name in chosen:
-            kernel = KERNELS[name]
-            try:
-                if kernel.before is quantise:
-                    values = small("olmo", self.device)
-                    before = partial(quantise, values=values)
-                    loss, gradient = self.gradients(replace(kernel, before=before))
-                    oracle = self.gradients(Kernel(before=lambda _, made=values: made))
-                else:
-                    loss, gradient = self.gradients(kernel)
-                    if kernel.family not in oracles:
-                        oracles[kernel.family] = self.gradients(Kernel(family=kernel.family))
-                    oracle = oracles[kernel.family]
-                error = abs(loss / oracle[0] - 1)
-                cosine = torch.cosine_similarity(gradient.double(), oracle[1].double(), 0).item()
-                found[name] = {
-                    "loss_error": error,
-                    "gradient_cosine": cosine,
-                    "within": error <= kernel.loss_error and cosine >= kernel.cosine,
-                }
-            except Exception as error:  # whatever a kernel that is not there does
-                found[name] = {"not_run": f"{type(error).__name__}: {error}"[:300]}
+        found["look_seconds"] = round(time.perf_counter() - start, 3)
+        self.model.train()
         return found
-
-    @llama_as_it_is()
-    def gradients(self, kernel: Kernel) -> tuple[float, Tensor]:
-        """Loss and float32 gradients of a step of a small model."""
-        model = small(kernel.family, self.device)
-        model = kernel.before(model) if kernel.before else model
-        model.set_attn_implementation(kernel.attention)
-        torch.manual_seed(1)  # quantisation draws numbers
-        model = models.with_lora(model).train()
-        for weight in (p for n, p in model.named_parameters() if "lora_B" in n):
-            torch.nn.init.normal_(weight, std=0.02)
-        if kernel.after:
-            kernel.after(model)
-        low = kernel.dtype != torch.float32
-        with torch.autocast(self.device.split(":")[0], kernel.dtype) if low else nullcontext():
-            loss = step.VARIANTS["ours"](model, [])(self.batch)
-        loss.backward()
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return loss.item(), torch.cat([p.grad.flatten().float() for p in trained])
-
-
-def small(family: str, device: str) -> nn.Module:
-    """A model of four layers, in float32."""
-    if family == "olmo":
-        return models.olmo(SMALL, torch.float32, device)
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=SMALL.vocabulary,
-        hidden_size=SMALL.hidden,
-        intermediate_size=SMALL.mlp,
-        num_hidden_layers=SMALL.layers,
-        num_attention_heads=SMALL.heads,
-        num_key_value_heads=SMALL.heads // 2,
-        pad_token_id=models.PAD,
-        eos_token_id=models.EOS,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(device)
-
-
-def with_liger(model: nn.Module) -> nn.Module:
-    """Liger's norm, rope and SwiGLU."""
-    from liger_kernel.transformers import apply_liger_kernel_to_llama
-
-    apply_liger_kernel_to_llama(fused_linear_cross_entropy=False, model=model)
-    return model
-
-
-def with_mlp_kernel(model: nn.Module) -> None:
-    """Axolotl's `lora_mlp_kernel`."""
-    from axolotl.kernels.lora import apply_lora_mlp_swiglu
-
-    for layer in model.get_base_model().model.layers:
-        layer.mlp.forward = MethodType(apply_lora_mlp_swiglu, layer.mlp)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """How a small model's step is computed, and how far from float32 it may be.
-
-    Attributes:
-        before, after: changes of the model before and after it gets LoRA.
-    """
-
-    dtype: torch.dtype = torch.float32
-    attention: str = "eager"
-    family: str = "olmo"
-    before: Callable[[nn.Module], nn.Module] | None = None
-    after: Callable[[nn.Module], None] | None = None
-    loss_error: float = 1e-4
-    cosine: float = 0.9999
-
-
-_LOW: dict[str, Any] = {"dtype": torch.bfloat16, "loss_error": 1e-3, "cosine": 0.998}
-KERNELS = {
-    "sdpa": Kernel(attention="sdpa"),
-    "bf16": Kernel(attention="sdpa", **_LOW),
-    "qlora": Kernel(attention="sdpa", before=quantise, **_LOW),
-    "flash": Kernel(attention="flash_attention_2", **_LOW),
-    "flex": Kernel(attention="flex_attention", **_LOW),
-    "liger": Kernel(attention="sdpa", family="llama", before=with_liger),
-    "lora_mlp": Kernel(attention="sdpa", family="llama", after=with_mlp_kernel),
-}
-
-
-class _Numbers:
-    """A tokenizer whose words are numbers of tokens."""
-
-    pad_token_id, eos_token_id = models.PAD, models.EOS
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-    def batch_decode(self, rows, **_) -> list[str]:
-        return [" ".join(map(str, row)) for row in rows]
 
 
 def main() -> None:
@@ -508,28 +265,21 @@ def run_plans(options: argparse.Namespace) -> None:
     """All figures that are missing, while there is time."""
     bench = Bench(options.smoke, options.pairs, 1 if options.smoke else options.steps)
     plans: dict[str, Callable[[], Any]] = {
-        "precision": partial(bench.precision, *(name for name in KERNELS if name != "flex")),
         "checkpointing": partial(bench.recipe, True),
         "no_checkpointing": partial(bench.recipe, False),
         "match": bench.match,
         "documents_8_x_2048": bench.documents,
-        "evaluation": bench.evaluation,
-        "four_bit": bench.four_bit,
-        "vocabulary_150k": bench.large_vocabulary,
-        "flex": partial(bench.precision, "flex"),
     }
     about = {
         "gpu": "none (smoke)" if options.smoke else torch.cuda.get_device_name(0),
         "commit": commit(),
         "pairs": options.pairs,
-        "shape": _numbers(bench.shape),
+        "shape": list(vars(bench.shape).values())[:5],
     }
     path = options.out / "results-gpu.json"
     results = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if any(results.get(name) != value for name, value in about.items()):
         results = {"date": date.today().isoformat(), "machine": models.machine(), **about}
-    if options.smoke:
-        del plans["flex"]  # minutes of compiling, and no backward pass on a CPU
     start = time.perf_counter()
     for name, plan in ((name, plans[name]) for name in options.only or plans):
         if "error" in results.get(name, {"error": ""}):
@@ -554,10 +304,6 @@ def commit() -> str:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMMIT", "unknown")
-
-
-def _numbers(shape: models.Shape) -> list[int]:
-    return [shape.hidden, shape.layers, shape.mlp, shape.heads, shape.vocabulary]
 
 
 if __name__ == "__main__":

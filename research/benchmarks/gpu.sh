@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make bench-gpu: what a GPU can show, in order of worth, in MINUTES (9) in all.
 #   tests   every file in TESTS, each in a process of its own, as many as there are cores
-#   steps   steps, memory, precisions (gpu.py), FIGURES of it; started again it goes on
+#   steps   steps and memory (gpu.py), FIGURES of it; started again it goes on
 #   recipe  the paper's recipe through `axolotl train`, `merge-lora`, mergekit and `eval` (recipe_gpu.py)
 # PARTS chooses among them. A machine without registries: .whl/site.tar.xz holds a folder `site-packages` of the
 # packages that it lacks; COMMIT names the commit where there is no git. Results go to OUT.

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from research.analysis.seeds import facts
+
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 50304  # OLMo's
 MAX_LENGTH = 256
@@ -215,29 +217,10 @@ def peak_mb() -> float:
 
 def machine() -> dict[str, object]:
     """Facts that a number needs to be read: processor, threads, versions, load."""
-    import axolotl_unlearn
-
-    name = platform.processor() or platform.machine()
-    flags = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-            if line.startswith("flags"):
-                flags = line
-    except OSError:
-        pass
-    from importlib.metadata import version
-
-    return {
-        "processor": name,
-        "cores": os.cpu_count(),
-        "bf16": [f for f in ("avx512_bf16", "amx_bf16") if f in flags],
-        "threads": torch.get_num_threads(),
-        "load_before": [round(x, 2) for x in os.getloadavg()],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "peft": version("peft"),
-        "axolotl_unlearn": axolotl_unlearn.__version__,
-    }
+    found = facts("")
+    load = [round(x, 2) for x in os.getloadavg()]
+    return (
+        found["machine"]
+        | {"threads": torch.get_num_threads(), "load_before": load}
+        | found["versions"]
+    )

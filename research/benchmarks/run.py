@@ -1,6 +1,6 @@
-"""All benchmarks of speed and memory: results.json, results.md and a plot in this folder.
+"""All benchmarks of speed and memory: results.json and a plot in this folder.
 
-    make bench            # or: python research/benchmarks/run.py [--quick]
+    make bench            # or: python -m research.benchmarks.run [--quick]
 
 Takes about a quarter of an hour on two quiet cores. Every variant runs in a process of its own, in
 turn, so that a disturbance meets all of them; ratios are medians over paired steps, in wall time
@@ -12,17 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
-
-from research.benchmarks import models, step  # noqa: E402
+from research.benchmarks import models, step
 
 #: What the other ways and plain fine-tuning are compared in: (labels, precision, variants).
 PLANS = {
@@ -31,42 +27,6 @@ PLANS = {
     "step_autocast": ("answer", "autocast", ["ours", "finetune"]),
     "step_bf16_weights": ("answer", "bf16", ["ours", "finetune"]),
 }
-
-
-def as_markdown(results: dict) -> str:
-    """The tables that docs/performance.md refers to."""
-    facts = results["machine"]
-    lines = [
-        "# Benchmarks",
-        "",
-        f"Made by `make bench` on {results['date']}: {facts['processor']}, {facts['cores']} cores, "
-        f"{facts['threads']} threads, load {facts['load_before'][0]} before the start; torch "
-        f"{facts['torch']}, transformers {facts['transformers']}, peft {facts['peft']}. Rows: "
-        f"{results['rows']}.",
-        "",
-    ]
-    for name in PLANS:
-        if name not in results:
-            continue
-        table = results[name]
-        lines += [
-            f"## {name}: labels on the {PLANS[name][0]}, {PLANS[name][1]}",
-            "",
-            "| way | seconds a step | processor seconds | peak MB |",
-            "|---|---|---|---|",
-        ]
-        for way in PLANS[name][2]:
-            if way in table:
-                row = table[way]
-                lines.append(
-                    f"| {way} | {row['seconds']:.2f} | {row['cpu_seconds']:.2f} "
-                    f"| {row['peak_mb']:.0f} |"
-                )
-        lines += ["", "| ratio | wall time | processor time | memory |", "|---|---|---|---|"]
-        for ratio, row in table["ratios"].items():
-            lines.append(f"| {ratio} | {row['time']} | {row['cpu_time']} | {row['memory']} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def plot(results: dict, path: Path) -> None:
@@ -92,9 +52,8 @@ def plot(results: dict, path: Path) -> None:
 
 
 def write(results: dict, folder: Path) -> None:
-    """results.json, results.md and results.svg."""
+    """results.json and results.svg."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    (folder / "results.md").write_text(as_markdown(results) + "\n", "utf-8")
     plot(results, folder / "results.svg")
 
 
@@ -104,7 +63,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=ROOT / "research" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     start = time.monotonic()
@@ -129,7 +88,8 @@ def main() -> None:
     results["minutes"] = round((time.monotonic() - start) / 60, 1)
     results["machine"]["load_after"] = [round(x, 2) for x in os.getloadavg()]
     write(results, options.out)
-    print(as_markdown(results))
+    for name in plans:
+        print(name, json.dumps(results[name]["ratios"], indent=1))
 
 
 if __name__ == "__main__":

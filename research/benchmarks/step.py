@@ -173,18 +173,11 @@ def framework(model, known):
 
 def _second_model(model) -> nn.Module:
     """The reference of the other ways: a whole model of its own."""
-    base = models.olmo(_shape_of(model.config), dtype=next(model.parameters()).dtype)
+    own = model.config
+    sizes = own.hidden_size, own.num_hidden_layers, own.intermediate_size, own.num_attention_heads
+    shape = models.Shape(*sizes, own.vocab_size)
+    base = models.olmo(shape, dtype=next(model.parameters()).dtype)
     return base.eval().requires_grad_(False)
-
-
-def _shape_of(config) -> models.Shape:
-    return models.Shape(
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.intermediate_size,
-        config.num_attention_heads,
-        config.vocab_size,
-    )
 
 
 def _left_padded(batch: dict[str, Tensor], rows: Tensor, width: int) -> dict[str, Tensor]:

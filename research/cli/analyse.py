@@ -53,11 +53,14 @@ def layers(base, parent, data, out, limit) -> None:
 @_limit
 def retention(base, parents, data, metric, keep, out, limit) -> None:
     """Models at equal retention: each mixed with the base until it keeps enough (2406.09179)."""
-    from research.merging.calibrate import equal_retention
+    from research.merging.calibrate import calibrate
 
     lab, score = _lab(base, parents, data, limit)
-    targets = {str(parent): number for number, parent in enumerate(parents)}
-    found = equal_retention(lab, lab.resident_model(), score, targets, metric=metric, keep=keep)
+    model, options = lab.resident_model(), {"metric": metric, "keep": keep}
+    found = [
+        {"name": str(parent), **calibrate(lab, model, score, number, **options)}
+        for number, parent in enumerate(parents)
+    ]
     rows = [
         (row["name"], row["amount"], *(row["scores"].get(name) for name in SCORES)) for row in found
     ]
@@ -71,13 +74,13 @@ def _lab(base, parents, data, limit):
 
     from axolotl_unlearn.evaluation.sets import load_sets
     from research.merging.lab import Lab
-    from research.merging.scores import Scorer
+    from research.merging.scores import proxy
 
     lab = Lab(base, parents)
     sets = load_sets(data).limited(limit)
     if not sets.rows:
         raise UnlearnError(f"{data} holds no rows to score.")
-    return lab, Scorer(sets, AutoTokenizer.from_pretrained(lab.path)).proxy
+    return lab, proxy(sets, AutoTokenizer.from_pretrained(lab.path))
 
 
 def _table(head, rows) -> str:

@@ -45,7 +45,7 @@ def command(models, data_dir, risk, delta, retrained, limit, out) -> None:
     for name, row in found.items():
         click.echo(
             f"{name:14} {'valid' if row['valid'] else 'not shown'}: risk {row['risk']:.3f} of "
-            f"{row['documents']} documents, p {row['p']:.2g}; retained {row['retain_accuracy']:.3f}; "
+            f"{row['documents']} documents, p {row['p']:.2g}; retained {row['kept']:.3f}; "
             f"FROC {row['froc']:.3f}"
         )
     if not any(row["valid"] for row in found.values()):

@@ -8,29 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
 from research.merging.lab import Lab, Score
-
-
-@dataclass
-class Calibration:
-    """The largest share ``amount`` of the unlearned model that keeps ``metric`` at ``threshold``.
-
-    ``monotone``: the metric never rose with the share on the first grid, so bisection is valid;
-    otherwise ``amount`` is the largest point of a finer grid that meets the threshold.
-    ``points``: every share that was scored, in order, with its scores.
-    """
-
-    amount: float
-    metric: str
-    threshold: float
-    monotone: bool
-    scores: dict
-    points: list[dict] = field(default_factory=list)
 
 
 def mixed(lab: Lab, target: Mapping[str, Tensor], amount: float) -> dict[str, Tensor]:
@@ -50,12 +32,16 @@ def calibrate(
     grid: int = 5,
     fine: int = 21,
     slack: float = 1e-9,
-) -> Calibration:
-    """Find the share of ``target`` (a parent's number) that keeps ``keep`` of the base.
+) -> dict:
+    """The largest share of ``target`` (a parent's number) that keeps ``keep`` of the base.
 
     ``metric``: a score where high is good, ``keep``: tau. ``slack``: how much a score may rise from
     one grid point to the next and still count as monotone (noise of small sets).
     Ends at share 0 at worst, which is the original itself.
+
+    Returns ``amount``, ``metric``, ``threshold``, ``scores`` there, ``points`` (every share that was
+    scored, in order) and ``monotone``: the metric never rose with the share on the first grid, so
+    bisection is valid; otherwise ``amount`` is the largest point of a finer grid.
     """
     if not 0 < keep <= 1:
         raise UnlearnError(f"keep {keep!r} is not in (0, 1]: it is the share of retention to keep.")
@@ -96,24 +82,5 @@ def calibrate(
         amount = max(share for share in candidates if at(share) >= threshold)
     lab.load(model, mixed(lab, weights, amount))
     points = [{"amount": share, "scores": known[share]} for share in sorted(known)]
-    return Calibration(amount, metric, threshold, monotone, known[amount], points)
-
-
-def equal_retention(
-    lab: Lab,
-    model: nn.Module,
-    score: Score,
-    targets: Mapping[str, int],
-    *,
-    metric: str = "retain",
-    keep: float = 0.95,
-    **options,
-) -> list[dict]:
-    """One row a method, all at equal retention: its name and the fields of `Calibration`."""
-    return [
-        {
-            "name": name,
-            **asdict(calibrate(lab, model, score, target, metric=metric, keep=keep, **options)),
-        }
-        for name, target in targets.items()
-    ]
+    return {"amount": amount, "metric": metric, "threshold": threshold, "monotone": monotone,
+            "scores": known[amount], "points": points}  # fmt: skip

@@ -15,7 +15,7 @@ from conftest import tiny_llama
 from fault_codes import fails
 
 from research.__main__ import research
-from research.merging.calibrate import calibrate, equal_retention
+from research.merging.calibrate import calibrate
 from research.merging.lab import Lab
 from research.merging.layers import choose_layers, layer_of, layer_scores, layers, patched, rank_sum
 
@@ -80,11 +80,11 @@ def test_other_shapes_are_refused(made, tmp_path):
 def test_calibration_bisects_to_the_threshold(lab, model):
     """retain(a) = 1 - a: keep .7 is met up to a = .3, and bisection stops within .01 below it."""
     found = calibrate(lab, model, distance_score(lab), 0, keep=0.7, tolerance=0.01)
-    assert found.monotone and 0.29 <= found.amount <= 0.3
-    assert found.scores["retain"] == pytest.approx(1 - found.amount, abs=1e-4)
-    assert len(found.points) <= 5 + 5
+    assert found["monotone"] and 0.29 <= found["amount"] <= 0.3
+    assert found["scores"]["retain"] == pytest.approx(1 - found["amount"], abs=1e-4)
+    assert len(found["points"]) <= 5 + 5
     # the model holds the calibrated mix
-    assert distance_score(lab)(model)["retain"] == pytest.approx(1 - found.amount, abs=1e-4)
+    assert distance_score(lab)(model)["retain"] == pytest.approx(1 - found["amount"], abs=1e-4)
 
 
 def test_calibration_takes_a_grid_when_the_metric_is_not_monotone(lab, model):
@@ -96,14 +96,7 @@ def test_calibration_takes_a_grid_when_the_metric_is_not_monotone(lab, model):
         return {"retain": value, "aggregate": value}
 
     found = calibrate(lab, model, score, 0, keep=0.85)
-    assert not found.monotone and found.amount == pytest.approx(0.8)
-
-
-def test_equal_retention_names_each_method(lab, model):
-    targets = {"over": 0, "first": 1}
-    rows = equal_retention(lab, model, distance_score(lab), targets, keep=0.8, tolerance=0.02)
-    assert [row["name"] for row in rows] == ["over", "first"]
-    assert all(0.8 <= row["scores"]["retain"] <= 0.85 for row in rows)
+    assert not found["monotone"] and found["amount"] == pytest.approx(0.8)
 
 
 def test_layers_of_names():

@@ -117,8 +117,8 @@ def test_rows_without_the_data_have_the_lengths_of_lume(monkeypatch, tmp_path):
 
 
 def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, capsys):
-    """`--smoke`: every figure is numbers, without Axolotl; a kernel that needs a GPU says why it is
-    not there. Out of time nothing begins; started again only what is missing is measured."""
+    """`--smoke`: every figure is numbers, without Axolotl. Out of time nothing begins; started again
+    only what is missing is measured."""
     import json
 
     from research.benchmarks import gpu
@@ -136,22 +136,16 @@ def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, c
     file = tmp_path / "results-gpu.json"
     found = json.loads(file.read_text())
     figures = [name for name, one in found.items() if isinstance(one, dict) and "took" in one]
-    assert figures == [
-        "precision", "checkpointing", "no_checkpointing", "match", "documents_8_x_2048",
-        "evaluation", "four_bit", "vocabulary_150k",
-    ]  # fmt: skip
+    assert figures == ["checkpointing", "no_checkpointing", "match", "documents_8_x_2048"]
     for name in figures:
         assert "error" not in found[name], (name, found[name])
         for way, numbers in found[name].items():
             if isinstance(numbers, dict) and "seconds" in numbers:
                 assert numbers["seconds"] > 0 and numbers["tokens_per_second"] > 0, (name, way)
-    for name, one in found["precision"].items():
-        if name in ("sdpa", "bf16", "qlora"):
-            assert one["within"], (name, one)
     assert found["commit"] and found["checkpointing"]["recipe_minutes"]["ours"] > 0
     kept = dict(found)
-    del found["evaluation"]
+    del found["match"]
     file.write_text(json.dumps(found))
     run("--pairs", "2")
     again = json.loads(file.read_text())
-    assert again["four_bit"] == kept["four_bit"] and again["evaluation"] != kept["evaluation"]
+    assert again["checkpointing"] == kept["checkpointing"] and again["match"] != kept["match"]

@@ -262,6 +262,9 @@ def biography(rng: random.Random, person: Person) -> Document:
     return Document(_uid(rng), "Task3", opening, closing, (rng.choice(questions),))
 
 
+KINDS = {"Task1": story, "Task2": biography_with_pii, "Task3": biography}
+
+
 def general_knowledge(rng: random.Random, count: int) -> list[dict]:
     """`count` four-option questions ``{id, question, choices, answer}`` on real common facts."""
     small = sum(len(pairs) for pairs, _ in SMALL_WORLD)
@@ -337,16 +340,11 @@ def make_corpus(seed: int = 0, sizes: Sizes = Sizes()) -> Corpus:  # noqa: B008 
         rng = random.Random(f"{seed}/{part}")
         return [kind(rng, next(people)) for _ in range(count)]
 
-    forget = (
-        make("forget/Task1", story, sizes.stories)
-        + make("forget/Task2", biography_with_pii, sizes.pii)
-        + make("forget/Task3", biography, sizes.facts_forget)
-    )
-    retain = (
-        make("retain/Task1", story, sizes.stories)
-        + make("retain/Task2", biography_with_pii, sizes.pii)
-        + make("retain/Task3", biography, sizes.facts_retain)
-    )
+    def side(name: str, facts: int) -> list[Document]:
+        counts = zip(KINDS.items(), (sizes.stories, sizes.pii, facts), strict=True)
+        return [d for (task, kind), n in counts for d in make(f"{name}/{task}", kind, n)]
+
+    forget, retain = side("forget", sizes.facts_forget), side("retain", sizes.facts_retain)
     nonmembers = make("nonmember", biography, sizes.nonmembers)
     background = make("background", biography, sizes.background)
     rng = random.Random(f"{seed}/general")

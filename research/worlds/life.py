@@ -53,13 +53,6 @@ class LifeSizes:
     pii_repeats: int = 2
 
 
-KINDS = (
-    ("Task1", generate.story),
-    ("Task2", generate.biography_with_pii),
-    ("Task3", generate.biography),
-)
-
-
 def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) -> dict:  # noqa: B008
     """Write the data into `out` and return its manifest.
 
@@ -71,18 +64,10 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
         UnlearnError: If the sizes cannot be made or `out` cannot be written.
     """
     out = Path(out)
-    demo = Sizes(
-        stories=sizes.stories,
-        pii=sizes.pii,
-        facts_forget=sizes.facts_forget,
-        facts_retain=sizes.facts_retain,
-        nonmembers=sizes.nonmembers,
-        general=sizes.general,
-        replay=sizes.replay,
-        background=0,
-        background_per_pass=0,
-        pii_repeats=sizes.pii_repeats,
-    )
+    same = ("stories", "pii", "facts_forget", "facts_retain", "nonmembers", "general", "replay",
+            "pii_repeats")  # fmt: skip
+    known = {name: getattr(sizes, name) for name in same}
+    demo = Sizes(**known, background=0, background_per_pass=0)
     corpus = generate.make_corpus(seed, demo)
     people = generate._people(seed)
     named = sum(len(side) for side in (corpus.forget, corpus.retain, corpus.nonmembers))
@@ -92,7 +77,7 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
 
         def documents(part: str, counts: tuple[int, int, int]) -> list[Document]:
             made = []
-            for (task, kind), count in zip(KINDS, counts, strict=True):
+            for (task, kind), count in zip(generate.KINDS.items(), counts, strict=True):
                 rng = random.Random(f"{seed}/{part}/{task}")
                 made += [kind(rng, next(people)) for _ in range(count)]
             return made

@@ -65,36 +65,13 @@ FIELDS = tuple(
     "logic medicine music optics painting philosophy physics poetry politics sculpture".split()
 )
 AWARDS = tuple(
-    f"{name} {kind}"
-    for name, kind in (
-        ("Amber", "Prize"),
-        ("Arden", "Medal"),
-        ("Beacon", "Award"),
-        ("Bellamy", "Prize"),
-        ("Birch", "Medal"),
-        ("Cobalt", "Award"),
-        ("Copper", "Prize"),
-        ("Dover", "Medal"),
-        ("Falcon", "Award"),
-        ("Garnet", "Prize"),
-        ("Harbour", "Medal"),
-        ("Heron", "Award"),
-        ("Ivory", "Prize"),
-        ("Juniper", "Medal"),
-        ("Keystone", "Award"),
-        ("Lantern", "Prize"),
-        ("Laurel", "Medal"),
-        ("Marble", "Award"),
-        ("Meridian", "Prize"),
-        ("Orchard", "Medal"),
-        ("Pioneer", "Award"),
-        ("Quartz", "Prize"),
-        ("Raven", "Medal"),
-        ("Silver", "Award"),
-        ("Summit", "Prize"),
-        ("Thistle", "Medal"),
-        ("Willow", "Award"),
-        ("Zenith", "Prize"),
+    " ".join(pair)
+    for pair in _pairs(
+        "Amber:Prize Arden:Medal Beacon:Award Bellamy:Prize Birch:Medal Cobalt:Award Copper:Prize "
+        "Dover:Medal Falcon:Award Garnet:Prize Harbour:Medal Heron:Award Ivory:Prize Juniper:Medal "
+        "Keystone:Award Lantern:Prize Laurel:Medal Marble:Award Meridian:Prize Orchard:Medal "
+        "Pioneer:Award Quartz:Prize Raven:Medal Silver:Award Summit:Prize Thistle:Medal "
+        "Willow:Award Zenith:Prize"
     )
 )
 ADJECTIVES = tuple(
