@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pretend_device
@@ -45,14 +47,21 @@ def server(tmp_path_factory):
     process.wait()
 
 
+def free_port() -> int:
+    """None that the system hands out: others' connections could take it before rank 0 listens."""
+    for port in random.sample(range(10000, 32000), 100):
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def train_on(server: dict, processes: int, cfg: dict, script: Path = RANK) -> dict:
     """Trained weights of ``axolotl train`` on so many processes."""
     out = Path(cfg["output_dir"])
     path = out.with_suffix(".yml")
     path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     started = []
     for rank in range(processes):
         log = out.with_suffix(f".{rank}.log")
@@ -63,10 +72,23 @@ def train_on(server: dict, processes: int, cfg: dict, script: Path = RANK) -> di
         }  # fmt: skip
         words = python_words([sys.executable, str(script), str(path)])
         started.append(Asked(words, log, server | environment))
-    codes = [one.wait() for one in started]
+    codes = ended(started)
     said = "\n".join(p.read_text()[-3000:] for p in sorted(out.parent.glob(f"{out.name}.*.log")))
     assert codes == [0] * processes, said
     return load_file(next(out.glob("*model.safetensors")))
+
+
+def ended(started: list[Asked], within: float = 600) -> list[int | str]:
+    """Exit codes; of a process that waits for one that failed, or for ever: waits."""
+    until = time.monotonic() + within
+    waiting = set(started)
+    while waiting and time.monotonic() < until:
+        for one in tuple(waiting):
+            with suppress(subprocess.TimeoutExpired):
+                if one.wait(0.1):  # the others wait for it
+                    until = min(until, time.monotonic() + 10)
+                waiting.discard(one)
+    return ["waits" if one in waiting else one.returncode for one in started]
 
 
 def objectives(*forget: dict, retain: tuple = ({"objective": "nll"},)) -> dict:
@@ -88,6 +110,16 @@ def cut(stage, name, processes, **changes):  # noqa: F811
     base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 5, "seed": 7}
     each = {"micro_batch_size": 4 // processes, "gradient_accumulation_steps": 1}
     return config(stage, f"{name}-{processes}", **base | each | changes)
+
+
+def test_one_that_fails_ends_the_wait(server, tmp_path):  # noqa: F811
+    """CI once waited for 15 minutes, and no log was shown."""
+    codes = ("raise SystemExit(3)", "import time; time.sleep(600)")
+    started = []
+    for number, code in enumerate(codes):
+        (script := tmp_path / f"{number}.py").write_text(code)
+        started.append(Asked([str(script)], tmp_path / f"{number}.log", server))
+    assert ended(started) == [3, "waits"]
 
 
 def assert_equal(one: dict, other: dict) -> None:
