@@ -103,10 +103,6 @@ class UnlearnPlugin(BasePlugin):
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
-        from axolotl_unlearn.checks.config import unmet
-
-        for note in unmet(cfg, trainer.model):
-            LOG.warning(note)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""

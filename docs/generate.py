@@ -40,9 +40,9 @@ _OPTIONS = """# Axolotl's options in a run with `unlearn:`
 Written by `docs/generate.py` from `axolotl_unlearn/checks/axolotl_options.yml`.
 `axolotl-unlearn check` and `axolotl train` stop at an option that is **refused** before weights are
 loaded: it would change loss, batches, data or weights behind the objectives. An option that is
-**noted** has no effect and is left out, and one that is **idle** acts beside others only, which
-`check` and the log say. All others go to Axolotl as they are; a package that one of them needs and
-that is not installed is named. `tests/test_options.py` trains with and without the most used.
+**noted** has no effect and is left out, which `check` and the log say. All others go to Axolotl as
+they are; a package that one of them needs and that is not installed is named.
+`tests/test_options.py` trains with and without the most used.
 
 | options | effect | |
 |---|---|---|
@@ -172,9 +172,6 @@ def options_page() -> str:
                 cell += f"; {group['cure']}"
             names = ", ".join(f"`{option}`" for option in options)
             rows.append(f"| {names} | {effect} | {cell} |")
-    for group in axolotl_options.TABLE["idle"]:
-        names = ", ".join(f"`{option}`" for option in group["options"])
-        rows.append(f"| {names} | idle | read {axolotl_options.conditions(group)} |")
     return _OPTIONS + "\n".join([*rows, "", _OPTIMIZERS, *optimizers()])
 
 
@@ -188,10 +185,7 @@ def optimizers() -> list[str]:
     for name in dict.fromkeys(one.value for kind in _NAMES for one in kind):
         packages = table["needs"]["optimizer"].items()
         needs = [f"needs the package `{m}`" for p, m in packages if re.fullmatch(p, name)]
-        reading = [one for one in table["idle"] if one["beside"].get("optimizer") == name]
-        read = [f"`{option}`" for one in reading for option in one["options"]]
-        reads = [f"reads {', '.join(read)}"] if read else []
-        rows.append(f"| `{name}` | {refused.get(name) or '; '.join(['trained', *needs, *reads])} |")
+        rows.append(f"| `{name}` | {refused.get(name) or '; '.join(['trained', *needs])} |")
     return rows
 
 

@@ -348,6 +348,7 @@ SETTINGS = [
      None),
     (LORA | {"base_model": "gpt2", "lora_model_dir": "nowhere"}, "does not exist"),
     (LORA | {"base_model": "gpt2", "lora_model_dir": "someone/adapter"}, None),
+    ({"base_model": "gpt2", "lora_model_dir": "someone/adapter"}, "is not read without `adapter`"),
     ({"learning_rat": 1}, "did you mean `learning_rate`?"),
     ({"lora_layers_to_transform": 1}, "did you mean `peft_layers_to_transform`?"),
     ({"pairing": 1}, "belongs into the block `unlearn:`"),

@@ -34,11 +34,6 @@ _SHAPES = {
     "saves_per_epoch evals_per_epoch lora_r warmup_steps seed",
     list: "plugins unfrozen_parameters peft_layers_to_transform",
 }
-#: Optimizers of transformers that are made of the config's own keys alone.
-_WITHOUT_ARGS = (
-    "adamw_torch(_fused|_xla|_npu_fused)?|adafactor|(ada)?lomo|adamw_(bnb_)?8bit"
-    "|paged_adamw_.*|(paged_)?lion_.*"
-)
 #: Numbers that change nothing, or end in a traceback, at 0.
 _ABOVE_ZERO = """
     learning_rate num_epochs max_steps micro_batch_size gradient_accumulation_steps batch_size
@@ -75,50 +70,6 @@ def noted(cfg: dict[str, Any]) -> dict[str, str]:
             if value in values[option] if option in values else value:
                 found[option] = f"`{option}: {value}` has no effect: {group['why']}."
     return found
-
-
-def idle(cfg: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each option that is set beside others with which Axolotl does not read it."""
-    for group in TABLE["idle"]:
-        acts = False
-        for key, pattern in group["beside"].items():
-            key, _, default = key.removesuffix("]").partition(" [")
-            value = cfg.get(key)
-            text = default if value is None else "" if value in (False, 0) else str(value)
-            acts = acts or bool(re.fullmatch(pattern, text))
-        for option in () if acts else group["options"]:
-            if cfg.get(option) not in (None, False, 0, [], {}):
-                yield f"`{option}` does nothing here: Axolotl reads it {conditions(group)}."
-    optimizer = str(cfg.get("optimizer") or "adamw_torch_fused")
-    betas = [key for key in ("adam_beta1", "adam_beta2") if cfg.get(key)]
-    if len(betas) == 1 and optimizer in optimizers()[1] and optimizer != "came_pytorch":
-        yield f"`{betas[0]}` does nothing alone with `optimizer: {optimizer}`: give both betas."
-    if cfg.get("optim_args") and re.fullmatch(_WITHOUT_ARGS, optimizer):
-        yield (
-            f"`optim_args` does nothing with `optimizer: {optimizer}`: give `adam_beta1`, "
-            "`adam_epsilon`, `weight_decay`."
-        )
-    embeddings = f"{cfg.get('lora_modules_to_save')} {cfg.get('lora_target_modules')}"
-    for key in ("embedding_lr", "embedding_lr_scale"):
-        if cfg.get(key) and cfg.get("adapter") and not re.search("embed|lm_head", embeddings):
-            yield f"`{key}` does nothing here: the adapter trains neither embeddings nor head."
-    for group in cfg.get("lr_groups") or []:
-        for module in (group.get("modules") or []) if isinstance(group, dict) else []:
-            if re.search("embed_tokens|lm_head|modules_to_save", str(module)):
-                yield (
-                    f"`lr_groups`: Axolotl gives {short(module)} the rate `embedding_lr` (or that "
-                    "of all), not its group's."
-                )
-
-
-def conditions(group: dict[str, Any]) -> str:
-    """The other options that idle ones need, in words."""
-    each = []
-    for key, pattern in group["beside"].items():
-        name = key.partition(" ")[0]
-        which = f": {pattern.replace('.*', '...')}" if pattern not in ("", ".+") else ""
-        each.append(f"with `{name}{which}`" if pattern else f"without `{name}`")
-    return group.get("words") or " or ".join(each)
 
 
 def absent(cfg: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,9 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
          "`unlearn.phases`; use linear, cosine or constant."),
         (args.phases and cfg.get("jagged_restart_steps"),
          "`jagged_restart_steps` does not go with `unlearn.phases`; remove it."),
+        (cfg.get("lora_model_dir") and not cfg.get("adapter"),
+         "`lora_model_dir` is not read without `adapter`: the run would begin with the base alone, "
+         "which has not learned the rows; set `adapter`."),
         (cfg.get("optimizer") == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
@@ -232,31 +235,18 @@ _WHOLE_RUN = ("reduce_lr_on_plateau", "greedy", "one_cycle", "rex")
 
 def setting_notes(cfg: dict) -> list[str]:
     """What a run does otherwise than its settings may be read."""
-    name, often = str(cfg.get("base_model")), ("evals_per_epoch", "eval_steps", "eval_strategy")
+    name = str(cfg.get("base_model"))
     where = None if os.path.exists(name) else unreachable(name)
-    looks = next((f"`{key}: {cfg[key]}`" for key in often if cfg.get(key) not in (None, "no")), "")
-    rows = cfg.get("test_datasets")
     args = block_of(dict(cfg))
     moves = args and (args.phases or args.extensions)
     best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
-    save, look = (_every(cfg, what) for what in ("save", "eval"))
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
-    return [*axolotl_options.idle(cfg), *_kept(cfg)] + told(
-        (looks and not rows,
-         f"{looks} evaluates nothing without `test_datasets`."),
-        (rows and not looks,
-         "rows of `test_datasets` are never evaluated; give `eval_steps` or `evals_per_epoch`."),
-        (rows and looks.startswith("`evals_per_epoch") and not (look or cfg.get("eval_strategy")),
-         f"{looks} is never reached in {cfg.get('num_epochs') or 1} epochs, so nothing is "
-         "evaluated; give `eval_steps`."),
-        (cfg.get("load_best_model_at_end") and not (rows and save and look and not save % look),
-         "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
-         "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
+    return told(
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
@@ -272,30 +262,6 @@ def setting_notes(cfg: dict) -> list[str]:
     )  # fmt: skip
 
 
-#: Options -> keys of adapter_config.json.
-_OF_ADAPTER = {
-    "lora_r": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules", "lora_modules_to_save": "modules_to_save",
-    "peft_layers_to_transform": "layers_to_transform", "peft_use_dora": "use_dora",
-    "peft_use_rslora": "use_rslora",
-}  # fmt: skip
-
-
-def _kept(cfg: dict) -> list[str]:
-    """Options of an adapter beside one that is gone on from, which keeps its own."""
-    own = _adapter_config(cfg)
-    if not cfg.get("adapter") or own is None:
-        return []
-    both = {key: (cfg[key], own.get(name)) for key, name in _OF_ADAPTER.items() if key in cfg}
-    plain = lambda value: sorted(value) if isinstance(value, list) else value or None  # noqa: E731
-    return [
-        f"`{key}: {short(str(given))[1:-1]}` does nothing here: the adapter of `lora_model_dir` "
-        f"keeps its own ({short(str(kept))[1:-1]})."
-        for key, (given, kept) in both.items()
-        if plain(given) != plain(kept)
-    ]
-
-
 def _adapter_config(cfg: dict) -> dict | None:
     """Of the adapter that is gone on from; None where it cannot be read."""
     try:
@@ -303,13 +269,6 @@ def _adapter_config(cfg: dict) -> dict | None:
     except (OSError, ValueError):
         return None
     return own if isinstance(own, dict) else None
-
-
-def _every(cfg: dict, what: str) -> float:
-    """``eval_steps`` or ``save_steps`` as Axolotl makes them of those of an epoch; 0 if none."""
-    often = cfg.get(f"{what}s_per_epoch")
-    share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
-    return share if share < 1 else cfg.get(f"{what}_steps") or 0
 
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
@@ -323,7 +282,7 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
 
 
 def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
-    """A run that ends before its learning rate is what the config says, or begins with it."""
+    """A run that ends before its learning rate is what the config says."""
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
     warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
@@ -331,54 +290,7 @@ def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
         (0 < steps <= warmup,
          f"`{key}: {given}` is not over when the run ends, after {ends}: the learning rate stays "
          "below the one that is set."),
-        (given and not warmup, f"`{key}: {given}` of {ends} is less than one: there is no warmup."),
     )  # fmt: skip
-
-
-#: Options that name parts of a model.
-_NAMING = """
-    lora_target_modules lora_target_parameters lora_rank_pattern lora_alpha_pattern
-    lora_modules_to_save peft_layers_to_transform
-""".split()
-
-
-def _finds(pattern: str, names: Sequence[str]) -> bool:
-    try:
-        return any(re.search(pattern, name) for name in names)
-    except re.error:
-        return False
-
-
-def unmet(cfg: Mapping[str, Any], model: Any) -> list[str]:
-    """A sentence for each name in a config's lists that meets nothing of the model (with its
-    adapter, or the base before one is made); PEFT and Axolotl pass them over."""
-    keys = [*_NAMING * bool(cfg.get("adapter")), "unfrozen_parameters", "lr_groups"]
-    given = {key: [*map(str, cfg[key])] for key in keys if isinstance(cfg.get(key), (list, dict))}
-    if "lr_groups" in given:
-        groups = [group for group in cfg["lr_groups"] if isinstance(group, dict)]
-        given["lr_groups"] = [str(name) for one in groups for name in one.get("modules") or ()]
-    if not given:
-        return []
-    modules = [f".{name}" for name, _ in model.named_modules()]
-    weights = [name for name, _ in model.named_parameters()]
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    of_modules = lambda x: _finds(rf"\.{x}$", modules)  # noqa: E731
-    meets = {
-        "lora_rank_pattern": of_modules,
-        "lora_alpha_pattern": of_modules,
-        "lora_target_modules": lambda x: any(name.endswith(f".{x}") for name in modules),
-        "lora_target_parameters": lambda x: any(x.split(".")[-1] in n.split(".") for n in weights),
-        "lora_modules_to_save": lambda x: any(name.endswith(x) for name in modules),
-        "peft_layers_to_transform": lambda x: any(f".{x}." in name for name in trained),
-        "unfrozen_parameters": lambda x: _finds("^" + re.sub(r"\[\d*:\d*\]$", "", x), trained),
-        "lr_groups": lambda x: any(x in name for name in trained),
-    }
-    return [
-        f"`{key}`: {short(name)} meets no weight of this model and does nothing."
-        for key, names in given.items()
-        for name in names
-        if not meets[key](name)
-    ]
 
 
 def architecture_faults(

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.checks.config import sharding_key, unmet, warmup_note
+from axolotl_unlearn.checks.config import sharding_key, warmup_note
 from axolotl_unlearn.checks.rendered import layout
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
@@ -56,8 +56,6 @@ def outlook(
         faults.append(str(error))
     facts |= steps(cfg, args, rows["forget"]) if rows["forget"] else {}
     facts["notes"] += warmup_note(cfg, facts.get("steps", 0))
-    if model := _empty(Path(str(cfg.get("base_model")))):
-        facts["notes"] += unmet(cfg, model)
     facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
     longest = [one["longest"] for one in facts["tokens"].values()]
     length = max(longest, default=cfg.get("sequence_len") or 2048)
@@ -65,18 +63,6 @@ def outlook(
     if facts["memory"]:
         facts["largest_micro_batch_size"] = largest_batches(cfg, args, length)
     return {name: value for name, value in facts.items() if value}, faults
-
-
-def _empty(folder: Path) -> Any | None:
-    """The model of a folder without its weights; None where that cannot be made."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    except (ValueError, OSError, KeyError, AttributeError):  # code of its own, no config
-        return None
 
 
 def lengths(rows: Any) -> dict[str, Any]:

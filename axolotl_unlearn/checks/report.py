@@ -118,9 +118,7 @@ def axolotl_faults(cfg: dict) -> list[str]:
     logging.disable(logging.WARNING)  # what it logs is said when it trains
     try:
         prepare_plugins(cfg)
-        cfg = validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
-        if Path(cfg.base_model).is_dir():
-            _make_schedule(cfg)
+        validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
     except ValidationError as error:
         return [
             f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
@@ -131,29 +129,6 @@ def axolotl_faults(cfg: dict) -> list[str]:
     finally:
         logging.disable(before)
     return []
-
-
-def _make_schedule(cfg: Any) -> None:
-    """Make Axolotl's training arguments and schedule, which it does after loading the weights; they
-    raise errors of their own. What asks for a device is left out."""
-    import torch
-    from axolotl.core.builders.causal import HFCausalTrainerBuilder
-    from axolotl.core.trainers.base import AxolotlTrainer
-    from axolotl.core.training_args import AxolotlTrainingArguments
-    from axolotl.utils.config import normalize_config
-
-    cfg.deepspeed = cfg.fsdp_config = cfg.torch_compile = None
-    cfg.tf32 = cfg.bf16 = cfg.fp16 = False
-    normalize_config(cfg)
-    builder = object.__new__(HFCausalTrainerBuilder)
-    builder.cfg, builder.model = cfg, None
-    builder._eval_dataset = [cfg] if cfg.test_datasets else None
-    given = builder._set_base_training_args(total_num_steps=10)[0]
-    trainer = object.__new__(AxolotlTrainer)
-    trainer.args = AxolotlTrainingArguments(**given | {"use_cpu": True})
-    trainer.optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    trainer.lr_scheduler = None
-    trainer.create_scheduler(10)
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:
