@@ -14,7 +14,7 @@ import warnings
 import click
 
 from axolotl_unlearn import __version__
-from axolotl_unlearn.cli._json import answer, one_object
+from axolotl_unlearn.cli._options import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
 #: The disk is full, of which a write says no name.

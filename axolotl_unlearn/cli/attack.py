@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import ABOVE_ZERO, ATTACKED, data_option, out_option, show
+from axolotl_unlearn.cli._options import ABOVE_ZERO, ATTACKED, answer, data_option, out_option, show
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 

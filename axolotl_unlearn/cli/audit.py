@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import COUNT, PATH, show
+from axolotl_unlearn.cli._options import COUNT, PATH, answer, show
 
 
 @click.command("audit")

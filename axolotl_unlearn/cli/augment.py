@@ -33,8 +33,7 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """
     from rich.progress import track
 
-    from axolotl_unlearn.cli._json import answer
-    from axolotl_unlearn.cli._options import say
+    from axolotl_unlearn.cli._options import answer, say
     from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.data.augment import augment
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import FILE, out_option, say
+from axolotl_unlearn.cli._options import FILE, answer, out_option, say
 
 
 @click.command("canaries")

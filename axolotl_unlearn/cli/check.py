@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import PATH, fitted, say
+from axolotl_unlearn.cli._options import PATH, answer, fitted, say
 
 
 @click.command("check")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from axolotl_unlearn.cli._json import answer, read_json
-from axolotl_unlearn.cli._options import FILE, PATH, say, show
+from axolotl_unlearn.cli._options import FILE, PATH, answer, read_json, say, show
 
 BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 

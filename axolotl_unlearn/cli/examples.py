@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import FOLDER, say
+from axolotl_unlearn.cli._options import FOLDER, answer, say
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 

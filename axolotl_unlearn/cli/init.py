@@ -9,8 +9,7 @@ from string import Template
 import click
 import yaml
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import PATH, fitted, say
+from axolotl_unlearn.cli._options import PATH, answer, fitted, say
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 

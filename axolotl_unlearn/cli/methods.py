@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import answer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.objectives import Objective

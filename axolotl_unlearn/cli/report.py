@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import answer, read_json
-from axolotl_unlearn.cli._options import PATH, say, show
+from axolotl_unlearn.cli._options import PATH, answer, read_json, say, show
 
 
 @click.command("report")

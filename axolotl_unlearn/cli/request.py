@@ -13,8 +13,17 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import Answer, answer, printed, say
-from axolotl_unlearn.cli._options import COUNT, PATH, few_logs, lines, one_value
+from axolotl_unlearn.cli._options import (
+    COUNT,
+    PATH,
+    Answer,
+    answer,
+    few_logs,
+    lines,
+    one_value,
+    printed,
+    say_plainly,
+)
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -327,7 +336,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         facts |= planned.facts()
         if not yes:
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
-        say(said)  # before anything goes
+        say_plainly(said)  # before anything goes
         left = erasing.erase(planned)["places"] or "no"
     gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
     return Answer(facts, [f"{gone}; written into the record"])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import Answer, printed
-from axolotl_unlearn.cli._options import COUNT, FILE, PATH, few_logs
+from axolotl_unlearn.cli._options import COUNT, FILE, PATH, Answer, few_logs, printed
 
 
 @click.group()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._json import answer, read_json, wanted
+from axolotl_unlearn.cli._options import answer, read_json, wanted
 from axolotl_unlearn.errors import UnlearnError
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import COUNT, FILE, PATH, say
+from axolotl_unlearn.cli._options import COUNT, FILE, PATH, answer, say
 
 
 @click.command("teacher")

@@ -19,7 +19,7 @@ def command(folder: Path, risk: float, delta: float) -> None:
     After FROC (arXiv 2512.13337), whose calibration was not found: this is Learn then Test
     (2110.01052).
     """
-    from axolotl_unlearn.cli._json import read_json
+    from axolotl_unlearn.cli._options import read_json
     from research.analysis.choose import CONTROLS, chosen, risks
 
     models = read_json(folder / "results.json")["models"]
