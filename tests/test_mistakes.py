@@ -256,6 +256,8 @@ def test_a_mistake_on_the_command_line(world, monkeypatch, line):
 QUICK = [
     "eval nowhere",
     "eval empty",
+    "eval model --data nowhere",
+    "eval model --data asked",
     "audit nowhere.jsonl --model model",
     "audit forget.jsonl --model nowhere",
     "check nowhere.yml",

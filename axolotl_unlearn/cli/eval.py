@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from axolotl_unlearn.cli._options import FILE, PATH, answer, read_json, say, show
@@ -41,14 +43,17 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
       axolotl-unlearn eval original=out/memorised out/over out/under out/merged
       axolotl-unlearn report out/eval
     """
+    from axolotl_unlearn.evaluation.sets import DEFAULT_DATA_DIR, need_file
     from axolotl_unlearn.models import parse_models
 
     specs = parse_models(models)  # a name that is wrong is said before heavy libraries load
+    data = Path(options.pop("data_dir") or DEFAULT_DATA_DIR)
+    for name in ("forget", "retain", *("member", "nonmember") * bool(options["min_members"])):
+        need_file(data, name)
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import reasons, table
 
-    data = options.pop("data_dir")
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
