@@ -277,7 +277,7 @@ def test_manifests(content, raw, junk):
 @given(JSON, st.binary(max_size=60), st.booleans())
 def test_ledgers(content, raw, junk):
     """Made up by somebody else; single changes of a real one are in test_requests_ledger."""
-    from axolotl_unlearn.requests.ledger import HEAD, LEDGER, Ledger
+    from axolotl_unlearn.requests.request import HEAD, LEDGER, Ledger
 
     with tempfile.TemporaryDirectory() as folder:
         line = json.dumps(content).encode("utf-8", "surrogatepass") + b"\n"

@@ -21,8 +21,8 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.requests.audit import _line, audit_requests
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
+from axolotl_unlearn.requests.request import Ledger
 
 NAMES = [
     f"{a}{b}" for a in "Ada Bo Cy Di Ed Flo Gus Hal".split() for b in "lin mar ott per".split()

@@ -34,8 +34,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests.erase import erase, plan
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, write
+from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.search import Texts, search, words
 from axolotl_unlearn.requests.verify import verify
 

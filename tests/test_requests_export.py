@@ -29,10 +29,8 @@ from requests_folder import (
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import export as exporting
 from axolotl_unlearn.requests.export import export, reply, verify_export
-from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.record import amend, read, told, write
-from axolotl_unlearn.requests.request import Request
-from axolotl_unlearn.requests.statement import canonical, sign
+from axolotl_unlearn.requests.record import amend, read, sign_file, told, write
+from axolotl_unlearn.requests.request import Ledger, Request, canonical
 from axolotl_unlearn.requests.verify import verify
 
 GIVEN = {
@@ -392,5 +390,5 @@ def test_a_key_that_cannot_sign_is_refused_with_the_line_that_makes_one(tmp_path
     elif kind != "none":
         subprocess.run(["openssl", "genpkey", "-algorithm", kind, "-out", key], check=True)
     with fails("record.no-signing-key") as caught:
-        sign(signed, key)
+        sign_file(signed, key)
     assert "openssl ecparam" in str(caught.value)

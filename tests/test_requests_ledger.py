@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.ledger import HEAD, KEY, LEDGER, Ledger
-from axolotl_unlearn.requests.statement import canonical
+from axolotl_unlearn.requests.request import HEAD, KEY, LEDGER, Ledger, canonical
 
 MODEL = {"path": "gone", "digest": "ab" * 32, "base": None}
 
@@ -222,7 +221,7 @@ def test_what_is_no_fault_is_said(four, tmp_path, monkeypatch):
     assert "did not bind" in said[0] and "line 3 is of 2020" in said[1] and "r9" in said[2]
     ledger.append("accepted", "r9", model=MODEL)
     assert len(ledger.warnings()) == 1, "the head is bound now"
-    monkeypatch.setattr("axolotl_unlearn.requests.ledger.now", lambda: "2021-01-01T00:00:00+00:00")
+    monkeypatch.setattr("axolotl_unlearn.requests.request.now", lambda: "2021-01-01T00:00:00+00:00")
     with fails("ledger.clock"):
         ledger.append("erased", "r9")
 

@@ -28,8 +28,8 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.requests.audit import Audit, audit_requests
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, write
+from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verify import verify
 
@@ -111,7 +111,7 @@ def test_documents_are_read_beside_the_teacher(tmp_path, made, before, after):
 @needs_chromium
 def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
     """Every text of the record but its form tries to run a script or to turn the page's order."""
-    from axolotl_unlearn.requests.pages import page
+    from axolotl_unlearn.requests.record import page
 
     statement = json.loads((folder / "record.json").read_bytes())
     erased = {"path": "a", "kind": "b", "why": "c", "bytes": 3, "windows": 2}

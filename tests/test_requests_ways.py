@@ -22,11 +22,10 @@ from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
-from axolotl_unlearn.requests.request import Request, digest, weights, write_json
+from axolotl_unlearn.requests.request import Ledger, Request, digest, weights, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact

@@ -246,8 +246,7 @@ def run(folder: Path, **given: Any):
 @click.argument("requests_dir", metavar="[REQUESTS]", type=_PLACE, default="requests")
 def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
-    from axolotl_unlearn.requests.ledger import Ledger
-    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.request import Ledger, Request
 
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}

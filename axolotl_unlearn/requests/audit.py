@@ -22,9 +22,8 @@ from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics.audit import RATE, READINGS
 from axolotl_unlearn.normal_form import normal_form
-from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import counted, read_json
+from axolotl_unlearn.requests.request import Ledger, counted, model_facts, read_json
 from axolotl_unlearn.requests.verdict import without_answers
 from axolotl_unlearn.requests.verify import check_base, compare_files, erased
 

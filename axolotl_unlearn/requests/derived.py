@@ -19,9 +19,8 @@ from pathlib import Path
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
 from axolotl_unlearn.requests.erase import size_of
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Request, weights
+from axolotl_unlearn.requests.request import Ledger, Request, weights
 from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.

@@ -25,9 +25,17 @@ from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, read_manifest, remove
 from axolotl_unlearn.models import ADAPTER_CONFIG, load_tokenizer, parse_models
-from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read
-from axolotl_unlearn.requests.request import Request, counted, digest, read_json, write_json
+from axolotl_unlearn.requests.request import (
+    Ledger,
+    Request,
+    counted,
+    digest,
+    model_facts,
+    now,
+    read_json,
+    write_json,
+)
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
 from axolotl_unlearn.requests.suppress import suppress

@@ -18,22 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from dateutil.relativedelta import relativedelta
+from pydantic import model_validator
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.ledger import Ledger, model_facts, read_head
-from axolotl_unlearn.requests.pages import places
-from axolotl_unlearn.requests.record import fault
-from axolotl_unlearn.requests.request import counted, home, one_line
-from axolotl_unlearn.requests.statement import (
+from axolotl_unlearn.requests.record import check_key, places, sign_file, signature
+from axolotl_unlearn.requests.request import (
     Excerpt,
-    Handling,
+    Form,
+    Head,
+    Ledger,
+    Line,
+    Sha,
     canonical,
-    check_key,
-    sign,
-    signature,
-)
+    counted,
+    fault,
+    home,
+    model_facts,
+    one_line,
+    read_head,
+)  # fmt: skip
 from axolotl_unlearn.requests.verify import NOT_COMPARED, Verified, compare_model, verify
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
@@ -45,6 +50,28 @@ SIGNATURE = f"{MANIFEST}.sig"
 LARGEST = 1 << 26
 #: What the entries of a request hold that is of no subject but this one.
 OF_ALL = ("entry", "time", "event", "request", "record")
+
+
+class Handling(Form):
+    """What only the owner knows of a request, and where its ledger ended; no part of the record."""
+
+    by: Line
+    to: Line
+    reference: Line
+    received: date
+    due: date
+    done: date
+    late: bool
+    request: Line
+    subject: Line | None
+    record: Sha
+    head: Head
+
+    @model_validator(mode="after")
+    def _is_late(self) -> Handling:
+        if self.late is not (self.done > self.due):
+            raise ValueError
+        return self
 
 
 def export(
@@ -82,7 +109,8 @@ def export(
         known = record.read(folder)["predicate"].get("files", {})
         place = folder / "subjects" / subject
         if f"subjects/{subject}/{record.RECORD}" not in known:
-            raise fault("no-subject", f"{folder} has no subject {subject!r}; see subjects.json.")
+            says = f"{folder} has no subject {subject!r}; see subjects.json."
+            raise fault("record.no-subject", says)
     files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
     statement = record.parsed(place / record.RECORD, files[record.RECORD])
     entries, request = ledger.of(folder.name), statement["predicate"]["request"]
@@ -116,10 +144,11 @@ def export(
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / MANIFEST
             path.write_bytes(files[MANIFEST])
-            files[SIGNATURE] = sign(path, private_key).read_bytes()
+            files[SIGNATURE] = sign_file(path, private_key).read_bytes()
     made = _archive(files)
     if len(made) > LARGEST:
-        raise fault("too-large", f"{folder}: its export has {len(made)} bytes; ask for a subject.")
+        says = f"{folder}: its export has {len(made)} bytes; ask for a subject."
+        raise fault("record.too-large", says)
     write(out, made, private=True)
     return handling
 
@@ -184,7 +213,7 @@ def _opened(path: Path) -> dict[str, bytes]:
             raise ValueError
     except Exception:  # zipfile raises what its parts raise: EOFError, RuntimeError, zlib.error
         says = f"{path} is no exported request, or it was changed; ask for it again."
-        raise fault("no-export", says) from None
+        raise fault("record.no-export", says) from None
     return files
 
 
@@ -194,7 +223,7 @@ def _compared(path: Path, files: Mapping[str, bytes]) -> tuple[str, str]:
     if set(there) != set(FILES) or _manifest(there) != files.get(MANIFEST):
         gone = sorted({*FILES, MANIFEST} - set(files))
         more = f"{gone[0]} is missing" if gone else "a file is not the one of its manifest"
-        raise fault("changed", f"{path}: {more}; ask for it again.")
+        raise fault("record.changed", f"{path}: {more}; ask for it again.")
     _read(path, files)
     return "same", f"all {len(there)} files as in the manifest"
 
@@ -214,7 +243,7 @@ def _read(path: Path, files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[
             raise ValueError
     except ValueError:
         says = f"{path}: its parts contradict each other; ask for it again."
-        raise fault("contradicts", says) from None
+        raise fault("record.contradicts", says) from None
     return statement, handling
 
 

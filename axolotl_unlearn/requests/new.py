@@ -30,12 +30,13 @@ from axolotl_unlearn.requests.choose import (
     shares,
     speaking,
 )
-from axolotl_unlearn.requests.ledger import Ledger, now
-from axolotl_unlearn.requests.pages import SUBJECTS
+from axolotl_unlearn.requests.record import SUBJECTS
 from axolotl_unlearn.requests.request import (
     SCHEMA,
+    Ledger,
     Request,
     digest,
+    now,
     write_json,
     write_lines,
     write_private,

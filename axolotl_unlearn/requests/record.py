@@ -12,12 +12,17 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import platform
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, create_model
 
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
@@ -25,21 +30,25 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.metrics.audit import READINGS
-from axolotl_unlearn.requests import pages
-from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.request import (
+    PROOF,
+    Facts,
+    Form,
+    Ledger,
+    Line,
     Request,
+    Sha,
+    canonical,
     digest,
+    fault,
     home,
+    model_facts,
+    now,
     one_line,
-    plain,
     read_json,
     weights,
-)
-from axolotl_unlearn.requests.statement import PREDICATE, Statement, canonical
-from axolotl_unlearn.requests.statement import sign as signed
+)  # fmt: skip
 from axolotl_unlearn.requests.verdict import audited, figures
-from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import versions
 
 RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
@@ -55,6 +64,13 @@ ERASED = "erased.json"
 APART = (RECORD, DRAFT, SIGNATURE, "model", "work")
 #: Rows of a request, which `erase` and its owner may remove.
 ROWS = ("data/", "eval-data/")
+#: Of a request: which rows are whose.
+SUBJECTS = "subjects.json"
+#: v0.1 binds rows and model alone, v0.2 the other files too; v0.3 has rows among them; v0.4 says
+#: from which base, rows and versions an exact way was trained, and every try.
+_TYPE = "urn:axolotl-unlearn:deletion-request:v0."
+PREDICATE = f"{_TYPE}4"
+Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT[0-9:.+Z-]{5,30}$")]
 LIMITS = (
     "Unlearning is no proof of erasure: that these tests find nothing does not mean that no test "
     "would. Training again without the rows is the stronger way.",
@@ -71,6 +87,36 @@ LIMITS = (
     "written, that the right rows were named, or that nothing was left out.",
     "This record and its signature say who measured what. They are no legal opinion.",
 )
+
+
+def _facts(**parts: Any) -> Any:
+    return create_model("Facts", __base__=Facts, **parts)
+
+
+_FILE = create_model(
+    "File", __base__=Form, name=str, digest=create_model("Digest", __base__=Form, sha256=Sha)
+)
+_MODEL = _facts(digest=str | None, base=_facts(name=str, digest=str | None) | None)
+_PREDICATE = _facts(
+    request=_facts(id=Line, created=Time, recorded=Time, counts=dict[str, int], subject=(Line, "")),
+    verdict=_facts(good=bool, status=str, reasons=list[str]),
+    documents=list[_facts(document=Line, reading=Line)],
+    model=_facts(before=_MODEL, after=_MODEL),
+    limits=list[str],
+    files=(dict[str, dict[str, str]], {}),
+)
+
+
+class Statement(Form):
+    """A record, of this version or an earlier one.
+
+    https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+    """
+
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: list[_FILE]
+    predicateType: str = Field(pattern=f"^{_TYPE}[1-4]$")  # noqa: N815
+    predicate: _PREDICATE
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -91,10 +137,10 @@ def write(folder: Path | str) -> Path:
     verdict = read_json(folder / "verdict.json")
     if verdict is None:
         says = f"{folder} has no verdict; finish `axolotl-unlearn request run` first."
-        raise fault("no-verdict", says)
+        raise fault("record.no-verdict", says)
     if not (verdict["good"] or verdict.get("accepted")):
         raise fault(
-            "not-good",
+            "record.not-good",
             f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over; "
             "look into its report, or run again with `--accept REASON`.",
         )
@@ -122,7 +168,7 @@ def write(folder: Path | str) -> Path:
 def sign(folder: Path | str, private_key: Path | str) -> Path:
     """Sign the record, and through its subjects the model, with a key of one's own: PEM, EC."""
     read(folder)
-    return signed(home(folder) / RECORD, private_key)
+    return sign_file(home(folder) / RECORD, private_key)
 
 
 def tried(request: Request, verdict: Mapping[str, Any]) -> None:
@@ -215,8 +261,8 @@ def _publish(folder: Path, made: Mapping[str, bytes]) -> None:
 def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     linked = (folder / "eval" / "report.html").is_file()
     return {
-        PAGE: pages.page(statement, evaluation=linked).encode(),
-        **pages.subjects(folder, statement),
+        PAGE: page(statement, evaluation=linked).encode(),
+        **subjects(folder, statement),
     }
 
 
@@ -230,9 +276,9 @@ def _below(folder: Path) -> dict[str, Path]:
     names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     for name, path in names.items():
         if name.encode("utf-8", "ignore") != os.fsencode(name):
-            raise fault("file-name", f"the name of {path} is not UTF-8; rename the file.")
+            raise fault("record.file-name", f"the name of {path} is not UTF-8; rename the file.")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise fault("no-file", f"{path} is a pipe or a device; remove it.")
+            raise fault("record.no-file", f"{path} is a pipe or a device; remove it.")
     return {n: path for n, path in names.items() if path.is_symlink() or not path.is_dir()}
 
 
@@ -374,7 +420,7 @@ def read(folder: Path | str) -> dict[str, Any]:
     if entry is None:
         Request.load(folder)
         raise fault(
-            "unknown",
+            "record.unknown",
             f"{ledger.path} does not know request {folder.name!r}; finish "
             f"`axolotl-unlearn request run {folder}`.",
         )
@@ -382,10 +428,10 @@ def read(folder: Path | str) -> dict[str, Any]:
     if not there and draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
     if not path.is_file():
-        raise fault("missing", f"{path} is missing; restore it from a copy.")
+        raise fault("record.missing", f"{path} is missing; restore it from a copy.")
     if digest(path) != entry["record"]:
         says = f"is not the record that the ledger knows (line {entry['entry']}): it was changed"
-        raise fault("changed", f"{path} {says}; restore it from a copy.")
+        raise fault("record.changed", f"{path} {says}; restore it from a copy.")
     return parsed(path, path.read_bytes())
 
 
@@ -399,16 +445,169 @@ def parsed(path: Path, raw: bytes) -> dict[str, Any]:
         return Statement.read(raw)
     except ValueError:
         raise fault(
-            "unreadable",
+            "record.unreadable",
             f"{path} is no record of this version or one before; restore it, or read it there.",
         ) from None
-
-
-def fault(kind: str, says: str) -> UnlearnError:
-    """Of a record or what belongs to it."""
-    return UnlearnError(plain(says), code=f"record.{kind}")
 
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
     """The last entry about the record of a request."""
     return next((entry for entry in reversed(ledger.of(request)) if "record" in entry), None)
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def page(statement: Mapping[str, Any], *, evaluation: bool = False) -> str:
+    """REPORT.html: one page, no script, nothing from elsewhere, no text of a row.
+
+    Args:
+        evaluation: link to the evaluation's own page, eval/report.html.
+    """
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup, escape
+
+    from axolotl_unlearn.report import page as report
+
+    counts = Counter(line["reading"] for line in statement["predicate"]["documents"])
+    css = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
+    templates.filters["says"] = lambda text: Markup(
+        re.sub("`([^`]*)`", r"<code>\1</code>", escape(text[:1].upper() + text[1:]))
+    )
+    shown = templates.get_template("report.html.j2").render(
+        record=statement["predicate"],
+        subjects=statement["subject"],
+        readings={reading: counts[reading] for reading in READINGS},
+        listed=lambda part: part if isinstance(part, list) else [],
+        many=lambda part: len(part) if isinstance(part, list) else part,
+        evaluation=evaluation,
+        css=Markup(css),
+    )
+    return report.harmless(shown)
+
+
+#: Parts of a record that say nothing of a single subject.
+OF_ALL = ("config", "model", "versions", "way", "bound", "verdict", "attacks", "tries", "seconds")
+OF_ALL += ("told", "limits")
+_KEYED = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+def subjects(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
+    """The records of a request's subjects and their pages, by name below its folder: each is a
+    record of its own, with nothing of the rows, names and files of others."""
+    every = read_json(folder / SUBJECTS) or {}
+    ledger, whole, made = Ledger(folder.parent), statement["predicate"], {}
+    for name, rows in every.items():
+        mine = {ledger.keyed(row) for row in rows}
+        documents = [line for line in whole["documents"] if line["document"] in mine]
+        kept = ("id", "created", "recorded")
+        own = _without({key: whole[key] for key in OF_ALL if key in whole}, mine) | {
+            "request": {key: whole["request"][key] for key in kept}
+            | {"subject": name, "chosen": {}}
+            | {"counts": {"forget": len(rows), "documents": len(documents)}},
+            "documents": documents,
+            "earlier": None,
+            "erased": _counts(whole["erased"]),
+        }
+        own["limits"] += [
+            f"The model was made for {len(every)} subjects together: verdict, attacks and times "
+            "are those of all their rows."
+        ]
+        record = {**statement, "predicate": own}
+        made[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
+        made[f"subjects/{name}/REPORT.html"] = page(record).encode()
+    return made
+
+
+def _without(value: Any, mine: set[str]) -> Any:
+    """Ids of documents only where they are this subject's."""
+    if isinstance(value, str):
+        return _KEYED.sub(lambda m: m[0] if m[0] in mine else "(of another)", value)
+    if isinstance(value, Mapping):
+        return {key: _without(part, mine) for key, part in value.items()}
+    return [_without(part, mine) for part in value] if isinstance(value, list) else value
+
+
+def places(erased: Mapping[str, Any]) -> int:
+    """How many places still hold rows; before v0.4 those that were listed."""
+    listed = [erased.get(part) or [] for part in ("left", "named")]
+    return erased.get("places", sum(map(len, listed)))
+
+
+def _counts(erased: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What was erased without a place: its name may be another's."""
+    parts = ("removed", "kept", "left", "named")
+    return erased and {
+        **{part: len(erased[part]) for part in parts if part in erased},
+        **{key: erased[key] for key in ("time", "bytes", "windows") if key in erased},
+        "places": places(erased),
+    }
+
+
+# --- signatures ----------------------------------------------------------------------------------
+
+
+def sign_file(path: Path, private_key: Path | str) -> Path:
+    """The signature of a file beside it, as ``NAME.sig``.
+
+    Args:
+        private_key: PEM file of an elliptic curve key (NIST P-256, P-384 or P-521).
+    """
+    config, made = _model_signing("signing").Config(), path.with_name(f"{path.name}.sig")
+    try:
+        config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        why = "it is a key of another kind" if type(error) is AttributeError else _first_line(error)
+        raise UnlearnError(
+            f"{private_key} cannot sign ({why}); give the PEM file of an elliptic "
+            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
+            code="record.no-signing-key",
+        ) from None
+    return made
+
+
+def signature(path: Path, public_key: Path | str | None) -> tuple[str, str]:
+    """Of a file with ``NAME.sig`` beside it: none, not compared or owner; and a sentence.
+
+    Raises:
+        UnlearnError: It is not the signature of the file under this key.
+    """
+    made = path.with_name(f"{path.name}.sig")
+    if not made.is_file():
+        return "none", "none: whoever has the key of the ledger could have written all of this"
+    if public_key is None:
+        return "not compared", "there is one; give `--public-key` to check it"
+    config = _model_signing("verifying").Config()
+    try:
+        config.use_elliptic_key_verifier(public_key=Path(public_key)).verify(path, made)
+    except Exception as error:  # the library raises what its parts raise
+        raise UnlearnError(
+            f"{made} is not that of {path.name} under {public_key} ({_first_line(error)}).",
+            code="record.other-signature",
+        ) from None
+    return "owner", f"by the owner of {public_key}"
+
+
+def check_key(public_key: Path | str | None) -> None:
+    """Raises `UnlearnError`: no signature can be compared with it."""
+    if public_key is not None and _model_signing("verifying") and not Path(public_key).is_file():
+        raise UnlearnError(
+            f"{public_key} does not exist; name the PEM file of the public key.",
+            code="record.no-public-key",
+        )
+
+
+def _model_signing(part: str) -> Any:
+    try:
+        return importlib.import_module(f"model_signing.{part}")
+    except ImportError:
+        raise UnlearnError(
+            "signatures need the package model-signing; install it: "
+            "`pip install 'axolotl-unlearn[sign]'`.",
+            code="record.no-model-signing",
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

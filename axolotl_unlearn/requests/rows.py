@@ -22,8 +22,7 @@ from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.request import Request, write_lines
+from axolotl_unlearn.requests.request import Ledger, Request, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (

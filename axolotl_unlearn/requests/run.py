@@ -23,9 +23,16 @@ from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import bound
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import tried, write
-from axolotl_unlearn.requests.request import Request, cores, digest, held, one_line, write_json
+from axolotl_unlearn.requests.request import (
+    Ledger,
+    Request,
+    cores,
+    digest,
+    held,
+    one_line,
+    write_json,
+)
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict

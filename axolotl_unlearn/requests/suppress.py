@@ -9,7 +9,7 @@ from axolotl_unlearn.data.records import read_json_lines, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write_lines
-from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.rows import DELETED
 
 

@@ -13,18 +13,26 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import suppress
-from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import (
     ERASED,
     RECORD,
     ROWS,
     bound_files,
-    fault,
+    check_key,
     model_files,
     read,
+    signature,
 )
-from axolotl_unlearn.requests.request import Request, counted, digest, home, plain
-from axolotl_unlearn.requests.statement import check_key, signature
+from axolotl_unlearn.requests.request import (
+    Ledger,
+    Request,
+    counted,
+    digest,
+    fault,
+    home,
+    model_facts,
+    plain,
+)
 
 NOT_COMPARED = "not compared"
 
@@ -58,7 +66,7 @@ class Verified:
         except (OSError, UnlearnError) as error:  # OSError: a folder in its place, ...
             value, said = otherwise, str(error)
             known = isinstance(error, UnlearnError)
-            self.faults.append(error if known else fault("unreadable", said))
+            self.faults.append(error if known else fault("record.unreadable", said))
         setattr(self, part, value)
         return self.say(f"{part}: {said}")
 
@@ -186,7 +194,7 @@ def _compare_model(
     if (before is None) != (base is None):
         full, adapter = ("a full model", "an adapter")[:: -1 if base else 1]
         says = f"{source} is {full} but the record is of {adapter}; name the one that it made."
-        raise fault("other-kind", says)
+        raise fault("record.other-kind", says)
     check_base(source, base, before)
 
     def gone(file: str) -> bool:
@@ -234,9 +242,10 @@ def _same_files(
         elif (digest(path) if plain else ledger.keyed_file(path)) not in known.values():
             says = "is not the file of the record"
         if says:
-            raise fault(kind, f"{place / name} {says}; {cure}.")
+            raise fault(f"record.{kind}", f"{place / name} {says}; {cure}.")
     if files:
-        raise fault(kind, f"{place / min(files)} is not in the record: it was added; {cure}.")
+        says = f"{place / min(files)} is not in the record: it was added"
+        raise fault(f"record.{kind}", f"{says}; {cure}.")
     return lacking, uncompared
 
 
@@ -249,7 +258,7 @@ def check_base(
     which = "digest" if base["digest"] and recorded["digest"] else "name"
     if base[which] != recorded[which]:
         raise fault(
-            "other-base",
+            "record.other-base",
             f"{source} stands on {base['name']}, which is not the base model of the record "
             f"({recorded['name']}); write base+adapter with the right one.",
         )

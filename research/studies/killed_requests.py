@@ -26,9 +26,8 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.requests.choose import Wanted
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import Options, new_request
-from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.request import Ledger, weights
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import WAYS
 from research.studies.exact_requests import config, fork_commands, model_before, prepare

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Ledger, Request
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF

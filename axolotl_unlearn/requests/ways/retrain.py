@@ -21,10 +21,10 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.new import passes
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
+    Ledger,
     Request,
     counted,
     digest,
