@@ -28,7 +28,7 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     """A draft that takes the place of ``path`` at the end of the block, or goes with its error.
 
     Args:
-        private: For its owner alone.
+        private: For its owner alone, with the folder if it is made here.
 
     Raises:
         UnlearnError: The disk is full, the folder may not be written, ...; ``path`` is as before.
@@ -36,6 +36,8 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     path = Path(path)
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
+        if private and not path.parent.exists():
+            private_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         if private:
             draft.touch(0o600)
@@ -43,11 +45,9 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
         _to_disk(draft)
         draft.replace(path)
     except OSError as error:
-        raise UnlearnError(
-            f"{path} cannot be written ({error.strerror or error}); make room or allow writing, "
-            "and run the command again.",
-            code="files.cannot-write",
-        ) from None
+        says = f"{path} cannot be written ({error.strerror or error})"
+        cure = "make room or allow writing, and run the command again"
+        raise UnlearnError(f"{says}; {cure}.", code="files.cannot-write") from None
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -96,10 +96,8 @@ def private_folder(path: Path | str) -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
     except OSError as error:
-        raise UnlearnError(
-            f"{path} cannot be made a folder for you alone ({error.strerror}); choose another.",
-            code="files.cannot-make",
-        ) from None
+        says = f"{path} cannot be made a folder for you alone ({error.strerror})"
+        raise UnlearnError(f"{says}; choose another.", code="files.cannot-make") from None
     return path
 
 
@@ -156,10 +154,9 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
         if not all(isinstance(one, str) for one in paths):
             raise TypeError
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise UnlearnError(
-            f"{path} cannot be read as a list of files; remove by hand what the run has written.",
-            code="files.damaged-list",
-        ) from None
+        says = f"{path} cannot be read as a list of files"
+        cure = "remove by hand what the run has written"
+        raise UnlearnError(f"{says}; {cure}.", code="files.damaged-list") from None
     return manifest
 
 

@@ -113,10 +113,8 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
         UnlearnError: A missing folder, an adapter without its base, two equal names.
     """
     if not models:
-        raise UnlearnError(
-            "no model given; name at least one: `axolotl-unlearn eval out/merged`.",
-            code="models.none",
-        )
+        says, cure = "no model given", "name at least one: `axolotl-unlearn eval out/merged`"
+        raise UnlearnError(f"{says}; {cure}.", code="models.none")
     specs, faults = [], []
     for one in models:
         try:
@@ -128,11 +126,9 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
-            raise UnlearnError(
-                f"two models are called {spec.name!r}; give them names: "
-                f"`{spec.name}-1={spec.source}`.",
-                code="models.same-name",
-            )
+            says = f"two models are called {spec.name!r}"
+            cure = f"give them names: `{spec.name}-1={spec.source}`"
+            raise UnlearnError(f"{says}; {cure}.", code="models.same-name")
     return specs
 
 
@@ -218,11 +214,9 @@ def _checked(spec: ModelSpec) -> ModelSpec:
     if code:
         raise UnlearnError(f"model {spec.name!r}: {folder} {says}.", code=f"models.{code}")
     if spec.adapter and not (Path(spec.adapter) / ADAPTER_CONFIG).is_file():
-        raise UnlearnError(
-            f"model {spec.name!r}: {spec.adapter} has no {ADAPTER_CONFIG}, so it is no adapter; "
-            "write base+adapter with a PEFT adapter folder behind the '+'.",
-            code="models.no-adapter",
-        )
+        says = f"model {spec.name!r}: {spec.adapter} has no {ADAPTER_CONFIG}, so it is no adapter"
+        cure = "write base+adapter with a PEFT adapter folder behind the '+'"
+        raise UnlearnError(f"{says}; {cure}.", code="models.no-adapter")
     return spec
 
 
@@ -230,16 +224,12 @@ def _base_of(adapter: Path, name: str) -> str:
     config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if not base:
-        raise UnlearnError(
-            f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model; write base+adapter.",
-            code="models.adapter-without-base",
-        )
+        says = f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model"
+        raise UnlearnError(f"{says}; write base+adapter.", code="models.adapter-without-base")
     if _looks_like_path(base) and not Path(base).is_dir():
-        raise UnlearnError(
-            f"model {name!r}: the base {base} of the adapter {adapter} does not exist; make it "
-            "again, or write base+adapter with the folder where it is now.",
-            code="models.base-missing",
-        )
+        says = f"model {name!r}: the base {base} of the adapter {adapter} does not exist"
+        cure = "make it again, or write base+adapter with the folder where it is now"
+        raise UnlearnError(f"{says}; {cure}.", code="models.base-missing")
     return base
 
 
@@ -277,11 +267,9 @@ def check_tokenizer(spec: ModelSpec) -> None:
     """Refuse folders without a tokenizer: transformers makes one without a token of them."""
     there = [file.name for place in spec.folders if place.is_dir() for file in place.iterdir()]
     if there and not any(map(is_tokenizer, there)) and not spec.served:
-        raise UnlearnError(
-            f"model {spec.name!r}: no tokenizer in {spec.model}; copy the tokenizer files of the "
-            "base model there.",
-            code="models.no-tokenizer",
-        )
+        says = f"model {spec.name!r}: no tokenizer in {spec.model}"
+        cure = "copy the tokenizer files of the base model there"
+        raise UnlearnError(f"{says}; {cure}.", code="models.no-tokenizer")
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:
@@ -297,11 +285,9 @@ def load_tokenizer(spec: ModelSpec) -> Any:
             return adapter if len(adapter) > len(base) else base
         return load(str(places[0]) if places else spec.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UnlearnError(
-            f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)}); copy the "
-            "tokenizer files of the base model there.",
-            code="models.no-tokenizer",
-        ) from error
+        says = f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)})"
+        cure = "copy the tokenizer files of the base model there"
+        raise UnlearnError(f"{says}; {cure}.", code="models.no-tokenizer") from error
 
 
 def load_model(
@@ -329,11 +315,8 @@ def load_model(
             spec.model, dtype=dtype, device_map=device_map, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)}); copy or "
-            "make it again.",
-            code="models.cannot-load",
-        ) from error
+        says = f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})"
+        raise UnlearnError(f"{says}; copy or make it again.", code="models.cannot-load") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
@@ -399,11 +382,9 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     try:
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except (RuntimeError, ValueError) as error:
-        raise UnlearnError(
-            f"the adapter {adapter} does not fit its base model ({_first_line(error)}); give the "
-            "base that it was trained from.",
-            code="models.adapter-misfit",
-        ) from None
+        says = f"the adapter {adapter} does not fit its base model ({_first_line(error)})"
+        cure = "give the base that it was trained from"
+        raise UnlearnError(f"{says}; {cure}.", code="models.adapter-misfit") from None
 
 
 def _adapter_shapes(folder: Path) -> dict[str, list[int]]:

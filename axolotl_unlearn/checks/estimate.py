@@ -199,9 +199,8 @@ def shapes_of(folder: Path) -> Iterator[tuple[str, list[int]]]:
             with safe_open(path, "np") as file:
                 yield from ((name, file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
         except SafetensorError:
-            raise UnlearnError(
-                f"{path} is cut off; write it again.", code="checks.cut-off"
-            ) from None
+            says = f"{path} is cut off"
+            raise UnlearnError(f"{says}; write it again.", code="checks.cut-off") from None
 
 
 def _has_lora(cfg: Mapping[str, Any], name: str, shape: list[int]) -> bool:

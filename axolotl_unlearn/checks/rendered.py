@@ -43,11 +43,9 @@ def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
         raise
     except Exception as error:  # every tokenizer class has errors of its own
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UnlearnError(
-            f"the tokenizer of {name} cannot be loaded ({why}); correct its files or set "
-            "`tokenizer_config`.",
-            code="checks.tokenizer",
-        ) from None
+        says = f"the tokenizer of {name} cannot be loaded ({why})"
+        cure = "correct its files or set `tokenizer_config`"
+        raise UnlearnError(f"{says}; {cure}.", code="checks.tokenizer") from None
 
 
 def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
@@ -126,11 +124,9 @@ def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
         try:
             loaded = load_dataset_with_config(DictDefault(entry), False)
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-            raise UnlearnError(
-                f"{entry['path']} cannot be read as data ({type(error).__name__}); check `path`, "
-                "`ds_type` and `data_files`.",
-                code="checks.unreadable-data",
-            ) from None
+            says = f"{entry['path']} cannot be read as data ({type(error).__name__})"
+            cure = "check `path`, `ds_type` and `data_files`"
+            raise UnlearnError(f"{says}; {cure}.", code="checks.unreadable-data") from None
         if isinstance(loaded, dict):
             loaded = loaded.get(entry.get("split") or "train") or next(iter(loaded.values()))
         yield loaded

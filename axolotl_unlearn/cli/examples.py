@@ -27,10 +27,8 @@ def command(out: Path) -> None:
     places = (package / "examples", package.parent / "examples")  # of a wheel, of a checkout
     source = next((place for place in places if (place / "memorise.yml").is_file()), None)
     if source is None:
-        raise UnlearnError(
-            "the examples are not beside the package; install axolotl-unlearn again.",
-            code="examples.missing",
-        )
+        says = "the examples are not beside the package"
+        raise UnlearnError(f"{says}; install axolotl-unlearn again.", code="examples.missing")
     if out.exists():
         raise UnlearnError(f"{out} exists; name another folder.", code="examples.exists")
     files = sorted(path for path in source.rglob("*") if path.is_file())

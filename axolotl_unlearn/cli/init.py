@@ -56,9 +56,8 @@ def command(kind: str, out: Path | None, **given) -> None:
         )
     files = [given[name] for name in ("forget", "retain", "heldout", "data") if given[name]]
     if gone := [str(file) for file in files if not file.is_file()]:
-        raise UnlearnError(
-            f"{' and '.join(gone)}: no such file; give files of rows.", code="init.no-file"
-        )
+        says = f"{' and '.join(gone)}: no such file"
+        raise UnlearnError(f"{says}; give files of rows.", code="init.no-file")
     default = "out/finetuned" if kind == "request" else "out/unlearned"
     given["output_dir"] = given["output_dir"] or default
     text, said = _config(kind, given, out)

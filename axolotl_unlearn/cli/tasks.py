@@ -63,15 +63,11 @@ def run(arguments: tuple[str, ...]) -> None:
             raise
         if unknown := _unknown(given):
             ours = sorted(p.name for p in task_folder().iterdir() if (p / "utils.py").is_file())
-            raise UnlearnError(
-                f"lm_eval knows no task {unknown[0]!r}; ours are {', '.join(ours)}.",
-                code="tasks.unknown",
-            ) from None
-        raise UnlearnError(
-            f"lm_eval ended with {type(error).__name__}; what it says may quote rows: "
-            "`axolotl-unlearn --debug tasks run ...` shows it.",
-            code="tasks.lm-eval",
-        ) from None
+            says, cure = f"lm_eval knows no task {unknown[0]!r}", f"ours are {', '.join(ours)}"
+            raise UnlearnError(f"{says}; {cure}.", code="tasks.unknown") from None
+        says = f"lm_eval ended with {type(error).__name__}"
+        cure = "what it says may quote rows: `axolotl-unlearn --debug tasks run ...` shows it"
+        raise UnlearnError(f"{says}; {cure}.", code="tasks.lm-eval") from None
     finally:
         sys.argv = before
 

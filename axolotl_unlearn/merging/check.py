@@ -75,11 +75,8 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
 
 
 def _opened(source: str) -> Model | None:
-    """The model of a recipe's entry; None for a file of tensors or a name on the hub.
-
-    Raises:
-        UnlearnError: It is not there, is no model, or has an adapter of another one.
-    """
+    """The model of a recipe's entry; None for a file of tensors or a name on the hub. Raises
+    `UnlearnError`: it is not there, is no model, or has an adapter of another one."""
     path, _, adapter = source.partition("+")
     folder = Path(path)
     if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] != "."):
@@ -102,10 +99,7 @@ def _opened(source: str) -> Model | None:
 
 
 def _fits(base: Model, parent: Model) -> None:
-    """
-    Raises:
-        UnlearnError: A weight is no number; another architecture, shape, tokenizer or base.
-    """
+    """Raises `UnlearnError`: a weight is no number; or shape, tokenizer, base, kind are others."""
     theirs, ours = parent.path, base.path
     if broken := parent.tensors.scan[1]:
         says = (

@@ -19,7 +19,7 @@ from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import cached_on_hub
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.request import digest
+from axolotl_unlearn.requests.request import digest, fault
 from axolotl_unlearn.store import versions
 
 #: Of the environment, what may change the order of sums.
@@ -77,11 +77,9 @@ def require(
             if isinstance(before, Mapping) and isinstance(after, Mapping):
                 keys = sorted({*before, *after})
                 said = ", ".join(key for key in keys if before.get(key) != after.get(key))
-            raise UnlearnError(
-                f"{where}: {NAMES[part]} is not what `request new` read ({said}); put it back, or "
-                "make the request again.",
-                code=f"requests.changed-{part}",
-            )
+            says = f"{where}: {NAMES[part]} is not what `request new` read ({said})"
+            cure = "put it back, or make the request again"
+            raise fault(f"requests.changed-{part}", f"{says}; {cure}.")
 
 
 def base(name: str, revision: str | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus
-from axolotl_unlearn.requests.request import one_line
+from axolotl_unlearn.requests.request import fault, one_line
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -116,11 +116,9 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
             raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
     if len(chosen) == len(rows):
-        raise UnlearnError(
-            f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
-            "train again without them, or choose fewer.",
-            code="choose.every-row",
-        )
+        says = f"all {len(rows)} rows of the training data are chosen"
+        cure = "nothing would be kept: train again without them, or choose fewer"
+        raise fault("choose.every-row", f"{says}; {cure}.")
     return [row for row in rows if row.id in chosen]
 
 
@@ -313,11 +311,9 @@ def read_subjects(path: Path) -> list[Subject]:
                 code="choose.subject-name",
             )
         if strange or len(row) < 2:
-            raise UnlearnError(
-                f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows; "
-                "use person, where, contains or documents.",
-                code="choose.subject-names-nothing",
-            )
+            says = f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows"
+            cure = "use person, where, contains or documents"
+            raise fault("choose.subject-names-nothing", f"{says}; {cure}.")
         parts = {"where": [(k, str(v)) for k, v in dict(row.get("where") or {}).items()]}
         for key, part in _KEYS.items():
             several = row[key] if isinstance(row.get(key), list) else [row.get(key)]

@@ -147,11 +147,8 @@ def _files(model: Path) -> set[str]:
 
 
 def _digest(model: Path) -> str:
-    """Of a folder.
-
-    Raises:
-        UnlearnError: A GGUF file; or a pipe or device in a folder, which would be waited for.
-    """
+    """Of a folder. Raises `UnlearnError`: a GGUF file; or a pipe or device in a folder, which would
+    be waited for."""
     if not model.is_dir():
         raise UnlearnError("GGUF files are not read", code="derived.gguf")
     for path in model.iterdir():

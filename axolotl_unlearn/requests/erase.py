@@ -31,6 +31,7 @@ from axolotl_unlearn.requests.request import (
     Request,
     counted,
     digest,
+    fault,
     model_facts,
     now,
     read_json,
@@ -355,25 +356,18 @@ def _owner(path: Path, requests: Path) -> Path | None:
 
 
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        UnlearnError: A file of the request or of the model that it made is not the one of the
-            record, or that model is gone.
-    """
+    """Raises `UnlearnError`: a file of the request or of the model that it made is not the one of
+    the record, or that model is gone."""
     config = request.path("finetune.yml")
     recorded = statement["predicate"]["config"]["digest"]["sha256"]
     if not config.is_file() or digest(config) != recorded:
-        raise UnlearnError(
-            f"{config} is not the config of the record, which says what may be erased; restore it.",
-            code="erase.other-config",
-        )
+        says = f"{config} is not the config of the record, which says what may be erased"
+        raise fault("erase.other-config", f"{says}; restore it.")
     verify(request.folder).require()
     current = Ledger(request.folder.parent).current()
     if not request.path("model").exists() and not Path(current["path"]).exists():
-        raise UnlearnError(
-            f"{request.folder}: the model that it made is gone, so nothing is erased; restore it.",
-            code="erase.model-gone",
-        )
+        says = f"{request.folder}: the model that it made is gone, so nothing is erased"
+        raise fault("erase.model-gone", f"{says}; restore it.")
 
 
 # --- what there is ------------------------------------------------------------------------------

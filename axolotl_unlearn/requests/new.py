@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
     digest,
+    fault,
     now,
     write_json,
     write_lines,
@@ -127,7 +127,9 @@ def new_request(
     Raises:
         UnlearnError: Whatever is wrong with config, model, data, rows or disk; nothing is written.
     """
-    _new(out)
+    empty = out.is_dir() and not any(out.iterdir())
+    if os.path.lexists(out) and not empty:
+        raise _exists(out)
     require(wanted)
     config = read_config(config_path)
     speaking([out.name, *(one.name for one in options.subjects)], wanted)
@@ -149,18 +151,14 @@ def new_request(
     learned, chosen = {row.id for row in trained.rows}, taken | more
     kept = [row for row in others if row.id in learned - more]
     if not kept:
-        raise UnlearnError(
-            "with the offered rows no row would be kept; choose fewer.", code="requests.none-kept"
-        )
+        says = "with the offered rows no row would be kept; choose fewer."
+        raise fault("requests.none-kept", says)
     forget = [row for row in trained.rows if row.id in chosen]
     tested = [row for row in trained.heldout if row.id in chosen]
     if not forget:
-        raise UnlearnError(
-            f"{config_path}: the {len(tested)} chosen rows stand in validation data alone (the "
-            "validation split, `test_datasets`), which the model has not learned: remove them from "
-            "those files.",
-            code="requests.tested-alone",
-        )
+        says = f"{config_path}: the {len(tested)} chosen rows stand in validation data alone, which"
+        cure = "the model has not learned: remove them from those files"
+        raise fault("requests.tested-alone", f"{says} {cure}.")
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
@@ -193,7 +191,7 @@ def new_request(
         "after_request": accepted[-1]["request"] if accepted else None,
         "limits": [*trained.limits, *limits],
     }
-    _new(out, make=True)  # of two at once the second ends here
+    _make(out, empty)
     try:
         for name, rows in parts.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
             if rows:
@@ -227,24 +225,19 @@ def new_request(
     return Made(Request.load(out), offered)
 
 
-def _new(out: Path, make: bool = False) -> None:
-    """
-    Raises:
-        UnlearnError: There is something in its place.
-    """
-    empty = out.is_dir() and not any(out.iterdir())
-    if not make and (empty or not os.path.lexists(out)):
-        return
-    with suppress(FileExistsError):
-        if make:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if empty:
-                out.rmdir()
-            out.mkdir(0o700)
-            return
-    raise UnlearnError(
-        f"{out} already exists; give --out a new folder for each request.", code="requests.exists"
-    )
+def _exists(out: Path) -> UnlearnError:
+    return fault("requests.exists", f"{out} already exists; give --out a new folder.")
+
+
+def _make(out: Path, empty: bool) -> None:
+    """Of two at once the second ends here. Raises `UnlearnError`."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if empty:
+            out.rmdir()
+        out.mkdir(0o700)
+    except FileExistsError:
+        raise _exists(out) from None
 
 
 def model_before(
@@ -260,22 +253,17 @@ def model_before(
     base = str(config["base_model"])
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
-        raise UnlearnError(
-            f"{config_path}: the model {path} {wrong}; train it with `axolotl train "
-            f"{config_path}`, or name it with --model.",
-            code="requests.no-model-before",
-        )
+        says = f"{config_path}: the model {path} {wrong}"
+        cure = f"train it with `axolotl train {config_path}`, or name it with --model"
+        raise fault("requests.no-model-before", f"{says}; {cure}.")
     spec = parse_models([str(path)])[0]
     if spec.adapter is None:
         return {"model": str(path), "adapter": None}
     there = Path(spec.model).exists() and Path(base).exists()
     same = Path(spec.model).samefile(base) if there else spec.model.rstrip("/") == base.rstrip("/")
     if not same:
-        raise UnlearnError(
-            f"{path} is an adapter of {spec.model}, but `base_model` of {config_path} is {base}; "
-            "give the config that made it.",
-            code="requests.adapter-of-another",
-        )
+        says = f"{path} is an adapter of {spec.model}, but `base_model` of {config_path} is {base}"
+        raise fault("requests.adapter-of-another", f"{says}; give the config that made it.")
     return {"model": base, "adapter": str(path)}
 
 
@@ -332,12 +320,9 @@ def _heldout(
 def _canaries(
     path: Path, trained: Trained, chosen: set[str]
 ) -> tuple[list[Source], dict[str, bool]]:
-    """Rows whose place in the training data a coin decided, and how it fell, by id.
-
-    Raises:
-        UnlearnError: The coins are not what the model was trained by, or a row that it was trained
-            on is not to be forgotten.
-    """
+    """Rows whose place in the training data a coin decided, and how it fell, by id. Raises
+    `UnlearnError`: the coins are not what the model was trained by, or a row that it was trained on
+    is not to be forgotten."""
     coins, rows = {}, []
     known = {row_form(row.row): row for row in trained.rows}
     for (_, given), coin in zip(read_rows(path), read_coins(path), strict=True):
@@ -350,11 +335,9 @@ def _canaries(
                 code="requests.other-coins",
             )
         if there and there.id not in chosen:
-            raise UnlearnError(
-                f"--canaries {path}: its rows that were trained on are not to be forgotten; give "
-                "also `--rows` with the train.jsonl beside it.",
-                code="requests.canaries-kept",
-            )
+            says = f"--canaries {path}: its rows that were trained on are not to be forgotten"
+            cure = "give also `--rows` with the train.jsonl beside it"
+            raise fault("requests.canaries-kept", f"{says}; {cure}.")
         rows.append(Source(row_id(row), row, (there or trained.rows[0]).entry))
         coins[rows[-1].id] = coin
     return rows, coins

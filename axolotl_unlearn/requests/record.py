@@ -139,11 +139,9 @@ def write(folder: Path | str) -> Path:
         says = f"{folder} has no verdict; finish `axolotl-unlearn request run` first."
         raise fault("record.no-verdict", says)
     if not (verdict["good"] or verdict.get("accepted")):
-        raise fault(
-            "record.not-good",
-            f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over; "
-            "look into its report, or run again with `--accept REASON`.",
-        )
+        says = f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over"
+        cure = "look into its report, or run again with `--accept REASON`"
+        raise fault("record.not-good", f"{says}; {cure}.")
     if known := _entry(ledger, request.id):
         there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
         if known["record"] not in map(digest, there):
@@ -267,12 +265,9 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _below(folder: Path) -> dict[str, Path]:
-    """Every file and link below a folder by its name from there.
-
-    Raises:
-        UnlearnError: A name is not UTF-8, so that no record can hold it; or a pipe or device is
-            there, which would be read for ever.
-    """
+    """Every file and link below a folder by its name from there. Raises `UnlearnError`: a name is
+    not UTF-8, so that no record can hold it; or a pipe or device is there, which would be read for
+    ever."""
     names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     for name, path in names.items():
         if name.encode("utf-8", "ignore") != os.fsencode(name):
@@ -419,11 +414,8 @@ def read(folder: Path | str) -> dict[str, Any]:
     entry = _entry(ledger, folder.name)
     if entry is None:
         Request.load(folder)
-        raise fault(
-            "record.unknown",
-            f"{ledger.path} does not know request {folder.name!r}; finish "
-            f"`axolotl-unlearn request run {folder}`.",
-        )
+        says = f"{ledger.path} does not know request {folder.name!r}"
+        raise fault("record.unknown", f"{says}; finish `axolotl-unlearn request run {folder}`.")
     there = path.is_file() and digest(path) == entry["record"]
     if not there and draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
@@ -444,10 +436,8 @@ def parsed(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         return Statement.read(raw)
     except ValueError:
-        raise fault(
-            "record.unreadable",
-            f"{path} is no record of this version or one before; restore it, or read it there.",
-        ) from None
+        says = f"{path} is no record of this version or one before; restore it, or read it there."
+        raise fault("record.unreadable", says) from None
 
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
@@ -582,31 +572,25 @@ def signature(path: Path, public_key: Path | str | None) -> tuple[str, str]:
     try:
         config.use_elliptic_key_verifier(public_key=Path(public_key)).verify(path, made)
     except Exception as error:  # the library raises what its parts raise
-        raise UnlearnError(
-            f"{made} is not that of {path.name} under {public_key} ({_first_line(error)}).",
-            code="record.other-signature",
-        ) from None
+        says = f"{made} is not that of {path.name} under {public_key} ({_first_line(error)})."
+        raise fault("record.other-signature", says) from None
     return "owner", f"by the owner of {public_key}"
 
 
 def check_key(public_key: Path | str | None) -> None:
     """Raises `UnlearnError`: no signature can be compared with it."""
     if public_key is not None and _model_signing("verifying") and not Path(public_key).is_file():
-        raise UnlearnError(
-            f"{public_key} does not exist; name the PEM file of the public key.",
-            code="record.no-public-key",
-        )
+        says = f"{public_key} does not exist; name the PEM file of the public key."
+        raise fault("record.no-public-key", says)
 
 
 def _model_signing(part: str) -> Any:
     try:
         return importlib.import_module(f"model_signing.{part}")
     except ImportError:
-        raise UnlearnError(
-            "signatures need the package model-signing; install it: "
-            "`pip install 'axolotl-unlearn[sign]'`.",
-            code="record.no-model-signing",
-        ) from None
+        says = "signatures need the package model-signing"
+        cure = "install it: `pip install 'axolotl-unlearn[sign]'`"
+        raise fault("record.no-model-signing", f"{says}; {cure}.") from None
 
 
 def _first_line(error: Exception) -> str:

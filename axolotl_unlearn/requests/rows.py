@@ -22,7 +22,7 @@ from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Ledger, Request, write_lines
+from axolotl_unlearn.requests.request import Ledger, Request, fault, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -63,11 +63,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
     if config.get("pretraining_dataset"):
-        raise UnlearnError(
-            f"{path}: rows of a stream (`pretraining_dataset`) cannot be chosen; name the texts in "
-            "`datasets`, with `type: completion`, and train so.",
-            code="requests.stream",
-        )
+        says = f"{path}: rows of a stream (`pretraining_dataset`) cannot be chosen"
+        cure = "name the texts in `datasets`, with `type: completion`, and train so"
+        raise fault("requests.stream", f"{says}; {cure}.")
     return config
 
 
@@ -90,10 +88,8 @@ def every_row(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
     """
     given = entries(config, key)
     if not given:
-        raise UnlearnError(
-            f"the config has no `{key}`; give the config that made the model.",
-            code="requests.no-datasets",
-        )
+        says = f"the config has no `{key}`; give the config that made the model."
+        raise fault("requests.no-datasets", says)
     return [
         Source(row_id(row), row, number)
         for number, entry in enumerate(given)

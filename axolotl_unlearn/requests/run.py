@@ -29,6 +29,7 @@ from axolotl_unlearn.requests.request import (
     Request,
     cores,
     digest,
+    fault,
     held,
     one_line,
     write_json,
@@ -73,15 +74,11 @@ def run_request(
     """
     request = Request.load(folder)
     if accept is not None and not one_line(accept, "--accept").strip():
-        raise UnlearnError(
-            "--accept needs a reason, which the record repeats.", code="requests.no-reason"
-        )
+        raise fault("requests.no-reason", "--accept needs a reason, which the record repeats.")
     if (name := request.folder.resolve().name) != request.id:
-        raise UnlearnError(
-            f"{folder} is request {request.id!r} under the name {name!r}; name the folder as it "
-            "was, or make the request again.",
-            code="requests.renamed",
-        )
+        says = f"{folder} is request {request.id!r} under the name {name!r}"
+        cure = "name the folder as it was, or make the request again"
+        raise fault("requests.renamed", f"{says}; {cure}.")
     Ledger(request.folder.parent).refuse_twice(request.id)
     with ExitStack() as stack:
         if not request.at_home and request.root.is_dir():
@@ -165,10 +162,8 @@ def check(request: Request) -> None:
     for part, known in request.facts["digests"].items():
         path = request.rows(part)
         if not path.is_file() or digest(path) != known:
-            raise UnlearnError(
-                f"{path} was changed or removed since `request new`; make the request again.",
-                code="requests.changed-part",
-            )
+            says = f"{path} was changed or removed since `request new`; make the request again."
+            raise fault("requests.changed-part", says)
     now = bound.facts(read_config(request.path("finetune.yml")))
     bound.require(request.facts.get("bound"), now, request.folder, bound.QUICK)
     before = request.facts["before"]
@@ -211,10 +206,8 @@ def hand_over(request: Request) -> None:
         shutil.rmtree(place, ignore_errors=True)
         made.replace(place)
     elif not any(place.glob("*.safetensors")):
-        raise UnlearnError(
-            f"{made} is gone; remove {request.path('work')} and run again.",
-            code="requests.no-model",
-        )
+        says = f"{made} is gone; remove {request.path('work')} and run again."
+        raise fault("requests.no-model", says)
     getattr(way, "hand_over", lambda _: None)(request)
 
 

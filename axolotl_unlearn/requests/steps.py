@@ -25,7 +25,7 @@ from rich.console import Console
 
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import cores
+from axolotl_unlearn.requests.request import cores, fault
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
 
 ENVIRONMENT = {
@@ -49,10 +49,8 @@ def executable(name: str) -> str:
     beside = Path(sys.executable).parent / name
     command = str(beside) if beside.exists() else shutil.which(name)
     if not command:
-        raise UnlearnError(
-            f"the command `{name}` is missing; install the package with `make setup`.",
-            code="requests.no-command",
-        )
+        says = f"the command `{name}` is missing; install the package with `make setup`."
+        raise fault("requests.no-command", says)
     return command
 
 
@@ -178,9 +176,7 @@ class Steps:
         words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
         self.command(name, words, float(read_config(config).get("num_epochs") or 1))
         if not any(out.glob("*.safetensors")):
-            raise UnlearnError(
-                f"the run wrote no weights to {out}; see its log.", code="requests.no-weights"
-            )
+            raise fault("requests.no-weights", f"the run wrote no weights to {out}; see its log.")
         for path in out.glob("checkpoint-*"):
             shutil.rmtree(path)
 

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import RATE
-from axolotl_unlearn.requests.request import Request, read_json, weights
+from axolotl_unlearn.requests.request import Request, fault, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
 
 Line = Mapping[str, Any]
@@ -370,11 +369,9 @@ def exact(request: Request) -> dict[str, Any]:
 
     proof = request.path(PROOF)
     if read_json(proof)["weights"] != weights(request.newest):
-        raise UnlearnError(
-            f"{request.newest} does not have the weights of {proof}; remove "
-            f"{request.path('work')} and run again.",
-            code="verdict.other-weights",
-        )
+        says = f"{request.newest} does not have the weights of {proof}"
+        cure = f"remove {request.path('work')} and run again"
+        raise fault("verdict.other-weights", f"{says}; {cure}.")
     judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "outputs"]
     reasons, status = against([], replace(judged, findings=broken), request)
@@ -437,10 +434,8 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
 def _lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
-        raise UnlearnError(
-            f"{path} is missing; finish `axolotl-unlearn request run` first.",
-            code="requests.no-audit",
-        )
+        says = f"{path} is missing; finish `axolotl-unlearn request run` first."
+        raise fault("requests.no-audit", says)
     return read_json_lines(path)
 
 

@@ -224,11 +224,8 @@ def _same_files(
     files: dict[str, Path], recorded: Mapping[str, Mapping[str, str]], place: Path,
     gone: Callable[[str], bool], ledger: Ledger | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """How many are gone, and how many cannot be compared without the key of the ledger.
-
-    Raises:
-        UnlearnError: The first that is not as recorded; of a model without ``ledger``.
-    """
+    """How many are gone, and how many cannot be compared without the key of the ledger. Raises
+    `UnlearnError`: the first that is not as recorded; of a model without ``ledger``."""
     kind, cure = ("changed", "restore it") if ledger else ("other-model", "it is another model")
     lacking = uncompared = 0
     for name, known in recorded.items():

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, fault
 
 #: In the order of preference where two cost the same.
 WAYS = ("shards", "retrain", "match")
@@ -76,7 +76,5 @@ def choose(costs: Iterable[Cost]) -> str:
     open_ = [cost for cost in costs if not cost.closed]
     if open_:
         return min(open_, key=lambda cost: (not way_of(cost.way).EXACT, cost.reads)).way
-    raise UnlearnError(
-        "no way is open to this request: `axolotl-unlearn request plan` says why.",
-        code="requests.no-way",
-    )
+    says = "no way is open to this request: `axolotl-unlearn request plan` says why."
+    raise fault("requests.no-way", says)

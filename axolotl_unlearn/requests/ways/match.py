@@ -38,11 +38,8 @@ def prepare(request: Request) -> dict[str, Any]:
 
 
 def require(request: Request) -> None:
-    """
-    Raises:
-        UnlearnError: The model is one of shards; or another request was carried out since it was
-            made.
-    """
+    """Raises `UnlearnError`: the model is one of shards; or another request was carried out since
+    it was made."""
     if is_routed(request.facts["before"]["adapter"] or ""):
         raise UnlearnError(
             f"{request.folder}: match trains one adapter, and the model has one for each of its "

@@ -28,6 +28,7 @@ from axolotl_unlearn.requests.request import (
     Request,
     counted,
     digest,
+    fault,
     held,
     weights,
     write_json,
@@ -65,16 +66,11 @@ def remaining(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
     path = request.path("finetune.yml")
     every, now = _unchanged(request)
     if missing := rows_of.forgotten(request).difference(map(rows_of.row_id, rows_of.flat(every))):
-        raise UnlearnError(
-            f"{path}: {len(missing)} rows of the request are not in the training data any more; "
-            "make the request again.",
-            code="requests.rows-missing",
-        )
+        says = f"{path}: {len(missing)} rows of the request are not in the training data any more"
+        raise fault("requests.rows-missing", f"{says}; make the request again.")
     left = rows_of.without(every, rows_of.deleted(request, every))
     if not any(left["train"]):
-        raise UnlearnError(
-            f"{path}: no row is left to train on; choose fewer.", code="requests.no-row-left"
-        )
+        raise fault("requests.no-row-left", f"{path}: no row is left to train on; choose fewer.")
     return left, now
 
 
@@ -94,11 +90,8 @@ def rest(request: Request, left: rows_of.Sides, now: Mapping[str, Any]) -> dict[
 
 
 def _unchanged(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
-    """The rows, and what they, base and config are by digest.
-
-    Raises:
-        UnlearnError: They are not those of `request new`, or the base may have read the rows.
-    """
+    """The rows, and what they, base and config are by digest. Raises `UnlearnError`: they are not
+    those of `request new`, or the base may have read the rows."""
     path = request.path("finetune.yml")
     config = rows_of.read_config(path)
     _begins_clean(request, config)
@@ -119,10 +112,7 @@ def _read(request: Request) -> dict[str, Any]:
 
 
 def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        UnlearnError: What the training begins with has read the rows, or may have.
-    """
+    """Raises `UnlearnError`: what the training begins with has read the rows, or may have."""
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
     folders = [Path(before["model"])] if before["adapter"] is None else []
     folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
@@ -134,11 +124,9 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     elif own and any(own <= _digests(folder) for folder in folders):
         why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
     if why:
-        raise UnlearnError(
-            f"{request.path('finetune.yml')}: {why} read the rows; an exact way needs the base "
-            "from before the rows; use --way match.",
-            code=f"requests.{code}",
-        )
+        says = f"{request.path('finetune.yml')}: {why} read the rows"
+        cure = "an exact way needs the base from before the rows; use --way match"
+        raise fault(f"requests.{code}", f"{says}; {cure}.")
 
 
 def _digests(folder: Path) -> set[str]:
@@ -170,11 +158,8 @@ def make(request: Request, run: Steps) -> None:
 
 
 def require(request: Request) -> None:
-    """
-    Raises:
-        UnlearnError: Base, rows, config or packages are not those that `prepare` has found; or
-            another request was carried out since, whose rows are among those that are read.
-    """
+    """Raises `UnlearnError`: base, rows, config or packages are not those that `prepare` has found;
+    or another request was carried out since, whose rows are among those that are read."""
     known, newer = request.way["bound"], accepted(request)
     if newer != (old := request.way["without"]):
         raise UnlearnError(
@@ -183,10 +168,8 @@ def require(request: Request) -> None:
             code="requests.overtaken",
         )
     if _read(request) != known["rows"]:
-        raise UnlearnError(
-            f"{request.path('work', 'rows')} was changed since it was written; run again.",
-            code="requests.changed-rows",
-        )
+        says = f"{request.path('work', 'rows')} was changed since it was written; run again."
+        raise fault("requests.changed-rows", says)
     config = rows_of.read_config(request.path("finetune.yml"))
     bound.require(known, bound.facts(config), request.folder, bound.QUICK)
 
@@ -204,11 +187,8 @@ def prove(request: Request, run: Steps, because: str, config: Path) -> None:
     sides = rows_of.read_sides(work / "rows")
     ids = [rows_of.row_id(row) for row in rows_of.flat(sides)]
     if there := rows_of.deleted(request, sides).intersection(ids):
-        raise UnlearnError(
-            f"{work / 'rows'} has {len(there)} rows of this request or of earlier ones; remove "
-            f"{work} and run again.",
-            code="requests.rows-read",
-        )
+        says = f"{work / 'rows'} has {len(there)} rows of this request or of earlier ones"
+        raise fault("requests.rows-read", f"{says}; remove {work} and run again.")
     count, without = len(rows_of.forgotten(request)), request.way["without"]
     others = f" nor of {counted(len(without), 'earlier request')}" if without else ""
     made = {
@@ -249,9 +229,8 @@ def repeat(
         )
     source = request.path(CONFIG)
     if not source.is_file() or digest(source) != way["config"]["sha256"]:
-        raise UnlearnError(
-            f"{source} is not the config of the record; restore it.", code="requests.changed-config"
-        )
+        says = f"{source} is not the config of the record; restore it."
+        raise fault("requests.changed-config", says)
     config = rows_of.read_config(source)
     if config.get("trust_remote_code"):
         raise UnlearnError(
