@@ -30,7 +30,7 @@ from requests_folder import (
 from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.record import amend, read, write
 from axolotl_unlearn.requests.request import Ledger
-from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
 
 PAGES = ("record.json", "REPORT.html")

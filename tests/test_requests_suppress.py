@@ -22,7 +22,7 @@ from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.training.guard import names_of_rows
 

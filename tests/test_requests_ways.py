@@ -26,8 +26,8 @@ from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
 from axolotl_unlearn.requests.request import Ledger, Request, digest, weights, write_json
+from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
-from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import plan, retrain, way_of

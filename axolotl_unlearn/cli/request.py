@@ -451,16 +451,16 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     writes it too. Our own dataset types read it: `unlearn: {data: {suppression: FILE}}`; for a
     plain `axolotl train` filter the file.
     """
-    from axolotl_unlearn.requests import suppress as suppressing
+    from axolotl_unlearn.requests import rows as rows_of
 
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."
         raise UnlearnError(says, code="requests.rows-and-out")
-    path, count, new = suppressing.suppress(requests_dir)
+    path, count, new = rows_of.suppress(requests_dir)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
     said = [f"{path}: {count} digests, {new} of them new"]
     if rows is not None and out is not None:
-        kept, gone = suppressing.filtered(path, rows, out)
+        kept, gone = rows_of.filtered(path, rows, out)
         facts |= {"rows": out, "kept": kept, "left_out": gone}
         said.append(f"{out}: {kept} rows of {rows}; {gone} were deleted before and are left out")
     return Answer(facts, said)

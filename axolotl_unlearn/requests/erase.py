@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,8 @@ from axolotl_unlearn.requests.request import (
     read_json,
     write_json,
 )
-from axolotl_unlearn.requests.rows import DELETED, entries, read_config
+from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
-from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import way_of
 from axolotl_unlearn.shards import is_routed
@@ -108,8 +107,8 @@ class Plan:
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
         """What was found in none of the items that are listed."""
         gone = [item.path.resolve() for item in self.items]
-        kept = (one for one in sorted(places) if not any(within(one.resolve(), g) for g in gone))
-        return {path: places[path] for path in kept}
+        found = sorted(places.items())
+        return {p: n for p, n in found if not any(map(p.resolve().is_relative_to, gone))}
 
     def lines(self) -> Iterator[str]:
         """What goes and what stays, for a reader."""
@@ -167,10 +166,6 @@ def size_of(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
-
-
-def within(path: Path, folder: Path) -> bool:
-    return path == folder or folder in path.parents
 
 
 def hub_cache() -> list[Path]:
@@ -241,11 +236,10 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
         *(item for root in roots for item in _of_run(root, found)),
         *_of_requests(request, found, with_data),
     ]
-    needed = list(_needed(request, config))
+    needed = _reasons(request, config)
     first = {item.path.resolve(): item for item in reversed(items)}
     planned.items = [
-        replace(item, why=next((why for why, has in needed if has(item.path)), item.why))
-        for item in reversed(first.values())
+        replace(item, why=needed(item.path) or item.why) for item in reversed(first.values())
     ]
     return planned
 
@@ -284,7 +278,7 @@ def erase(planned: Plan) -> dict[str, Any]:
     # `verify` of another request knows why its files are gone.
     owners = {_owner(item.path, folder.parent) for item in planned.removable} - {folder, None}
     for owner in sorted(filter(None, owners)):
-        own = [item for item in planned.removable if within(item.path, owner)]
+        own = [item for item in planned.removable if item.path.is_relative_to(owner)]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
     name = read(folder)["predicate"]["request"]["id"]
     begun = {"removed": gone + goes, "files": _files(planned.removable, folder)}
@@ -384,7 +378,7 @@ def _model_before(
     made_here = _owner(old, request.folder.parent) is not None
     if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
         why = "it is not the model that the request began with"
-    elif not made_here and not any(within(old.resolve(), root.resolve()) for root in roots):
+    elif not made_here and not any(old.resolve().is_relative_to(root.resolve()) for root in roots):
         why = "it is outside the folders that the config writes to; remove it by hand"
     if made_here:
         yield Item.at("model before", old, why)
@@ -423,12 +417,12 @@ def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
     if _is_model(root):
         yield from _beside(root)
     for _, path in listed(root / MANIFEST):
-        if within(path.parent.resolve(), root.resolve()):
+        if path.parent.resolve().is_relative_to(root.resolve()):
             yield Item.at("listed by its run", path)
     for path in sorted(root.iterdir()):
         axolotls = _PREPARED.fullmatch(path.name) and (path / "state.json").is_file()
         if axolotls or is_prepared(path):
-            if any(within(one.resolve(), path.resolve()) for one in found):
+            if any(one.resolve().is_relative_to(path.resolve()) for one in found):
                 yield Item.at("prepared data", path)
 
 
@@ -464,17 +458,16 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
 # --- what stays ---------------------------------------------------------------------------------
 
 
-def _needed(request: Request, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(why, whether it is the reason that a place stays): of two the first."""
+def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], str | None]:
+    """Why a place stays; of two reasons the first."""
     ledger, requests = Ledger(request.folder.parent), request.folder.parent
-    current = ledger.current() or {}
+    current, done = ledger.current() or {}, {entry["request"] for entry in ledger.accepted()}
     models = [
         (current.get("path"), "it is the current model"),
         ((current.get("base") or {}).get("name"), "the current model stands on it"),
         (request.after.split("+")[0], "the model of this request stands on it"),
         (request.facts["base"], "it is the base model"),
     ]
-    done = {entry["request"] for entry in ledger.accepted()}
     for path in sorted(requests.glob("*/request.json")):
         if (name := path.parent.name) not in done:
             why = f"request {name!r}, which was not carried out yet, begins with it"
@@ -488,20 +481,24 @@ def _needed(request: Request, config: Mapping[str, Any]) -> Iterator[tuple[str, 
     ]
     yours = [(Path.home(), "it is your home"), (Path.cwd(), "you work in it")]
     yours += [(requests, "it is the folder of the requests")]
-    # A checkpoint within a model's folder is not that model.
-    part = lambda path, model: path.parent == model and not path.name.startswith("checkpoint-")  # noqa: E731
-    for ones, inside in ((models, part), (data, within), (yours, lambda *_: False)):
-        for place, why in ones:
-            if place and Path(place).exists():
-                yield why, _holder(Path(place).resolve(), inside)
+    known = [
+        (kind, Path(place).resolve(), why)
+        for kind, ones in (("model", models), ("data", data), ("yours", yours))
+        for place, why in ones
+        if place and Path(place).exists()
+    ]
 
-
-def _holder(place: Path, inside: Any) -> Any:
-    def has(path: Path) -> bool:
+    def stays(path: Path) -> str | None:
         real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
-        return within(place, real) or inside(real, place)
+        # A checkpoint within a model's folder is not that model.
+        beside = None if real.name.startswith("checkpoint-") else real.parent
+        for kind, place, why in known:
+            part = {"model": beside == place, "data": real.is_relative_to(place)}.get(kind)
+            if part or place.is_relative_to(real):
+                return why
+        return None
 
-    return has
+    return stays
 
 
 def _sources(entry: Mapping[str, Any]) -> Iterator[str]:
