@@ -61,6 +61,7 @@ IDLE = [
     ({"revision_of_model": "v1"}, "`revision_of_model` does nothing here"),
     ({"chat_template": "chatml"}, "`chat_template` renders no row here"),
     ({"default_system_message": "Be brief."}, "`default_system_message` renders no row here"),
+    ({"load_best_model_at_end": True}, "`load_best_model_at_end` does nothing here"),
 ]
 
 

@@ -246,7 +246,11 @@ def setting_notes(cfg: dict) -> list[str]:
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
+    rows, (save, look) = cfg.get("test_datasets"), (_every(cfg, what) for what in ("save", "eval"))
     return told(
+        (cfg.get("load_best_model_at_end") and not (rows and save and look and not save % look),
+         "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
+         "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
@@ -269,6 +273,13 @@ def _adapter_config(cfg: dict) -> dict | None:
     except (OSError, ValueError):
         return None
     return own if isinstance(own, dict) else None
+
+
+def _every(cfg: dict, what: str) -> float:
+    """``eval_steps`` or ``save_steps`` as Axolotl makes them of those of an epoch; 0 if none."""
+    often = cfg.get(f"{what}s_per_epoch")
+    share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
+    return share if share < 1 else cfg.get(f"{what}_steps") or 0
 
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
