@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -47,13 +49,19 @@ def run(arguments: tuple[str, ...]) -> None:
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
-    given = [_base_and_adapter(word) for word in _names_not_folders(list(arguments))]
-    if not any(a == "--include_path" or a.startswith("--include_path=") for a in given):
+    given = _apart(map(_base_and_adapter, arguments))
+    for number, word in enumerate(given[1:], 1):
+        # lm_eval takes a folder of the working folder for the task that it is named like: a name
+        # that stands there twice it looks up.
+        named = given[number - 1] in _TASKS and Path(word).is_dir()
+        if named and not any(Path(word).glob("*.yaml")):
+            given[number] = f"{word},{word}"
+    if _after(given, "--include_path") is None:
         given += ["--include_path", str(task_folder())]
     before = sys.argv
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if wanted() and not any(word.startswith("--output_path") for word in given):
+            if wanted() and _after(given, "--output_path") is None:
                 given += ["--output_path", folder]
             sys.argv = ["lm_eval", *given]
             cli_evaluate()
@@ -90,35 +98,25 @@ def _base_and_adapter(word: str) -> str:
 _TASKS = ("--tasks", "-t")
 
 
+def _apart(words: Iterable[str]) -> list[str]:
+    """``--tasks=NAME`` as two words, and others that are looked at here."""
+    made: list[str] = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        looked = equals and option in (*_TASKS, "--include_path", "--output_path")
+        made += [option, value] if looked else [word]
+    return made
+
+
+def _after(words: list[str], *options: str) -> str | None:
+    return next((after for word, after in pairwise(words) if word in options), None)
+
+
 def _unknown(words: list[str]) -> list[str]:
     """Names after ``--tasks`` that lm-eval cannot find."""
     from lm_eval.tasks import TaskManager
 
-    asked: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        asked |= {"--tasks" if option in _TASKS else option: value if equals else after}
-    names = [name for name in asked.get("--tasks", "").split(",") if name and "/" not in name]
-    manager = TaskManager(include_path=asked.get("--include_path")) if names else None
+    asked = (_after(words, *_TASKS) or "").split(",")
+    names = [name for name in asked if name and "/" not in name]
+    manager = TaskManager(include_path=_after(words, "--include_path")) if names else None
     return [name for name in names if not manager.match_tasks([name])]
-
-
-def _names_not_folders(given: list[str]) -> list[str]:
-    """lm_eval takes a folder of the working folder for the task that it is named like: a name that
-    stands there twice it looks up."""
-
-    def twice(name: str) -> str:
-        folder = Path(name)
-        shadowed = folder.is_dir() and not any(folder.glob("*.yaml"))
-        return f"{name},{name}" if shadowed else name
-
-    words, before = [], ""
-    for word in given:
-        option, equals, name = word.partition("=")
-        if option in _TASKS and equals:
-            word = f"{option}={twice(name)}"
-        elif before in _TASKS:
-            word = twice(word)
-        words.append(word)
-        before = word
-    return words

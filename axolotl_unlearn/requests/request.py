@@ -78,7 +78,9 @@ class Request:
         try:
             facts = read_json(path)
         except (OSError, ValueError, RecursionError):
-            raise fault("requests.unreadable", f"{path} cannot be read; {again}.") from None
+            facts = None
+        if facts is None and path.exists():  # a pipe, too
+            raise fault("requests.unreadable", f"{path} cannot be read; {again}.")
         if facts is None:
             what = "holds no request" if folder.exists() else "does not exist"
             cure = "make a request with `axolotl-unlearn request new`"
