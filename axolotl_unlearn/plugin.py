@@ -109,7 +109,7 @@ class UnlearnPlugin(BasePlugin):
         # Axolotl has left the process group by now; under DeepSpeed to ask it for a rank fails.
         first = os.environ.get("RANK", "0") == "0"
         if _trains(cfg) and first and Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging.weights import record_base
+            from axolotl_unlearn.merging import record_base
 
             record_base(cfg.output_dir, cfg.base_model)
 
@@ -120,7 +120,7 @@ class UnlearnPlugin(BasePlugin):
         Axolotl calls it from 0.21 on.
         """
         if _trains(cfg) and Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging.weights import record_base
+            from axolotl_unlearn.merging import record_base
 
             record_base(output_path, cfg.base_model, adapter_path)
 

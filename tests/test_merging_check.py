@@ -23,8 +23,7 @@ from merging_models import (
 from safetensors.torch import save_file
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.merging.check import check
-from axolotl_unlearn.merging.weights import Model, record_base
+from axolotl_unlearn.merging import Model, check, record_base
 
 
 @pytest.fixture(scope="module")

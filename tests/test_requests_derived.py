@@ -13,7 +13,7 @@ import yaml
 from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model
 from requests_folder import answered, finished_request, said
 
-from axolotl_unlearn.merging.weights import record_base
+from axolotl_unlearn.merging import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
 

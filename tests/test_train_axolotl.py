@@ -593,7 +593,7 @@ def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
     """`axolotl merge-lora`; the record tells the base by content, as the check of a recipe does."""
     from axolotl.cli.merge_lora import do_cli
 
-    from axolotl_unlearn.merging.weights import Model, Tensors
+    from axolotl_unlearn.merging import Model, Tensors
 
     do_cli(config=str(stage / "straight.yml"), lora_model_dir=str(straight))
     said = json.loads((straight / "merged/unlearn_base.json").read_text())

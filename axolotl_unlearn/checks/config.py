@@ -25,7 +25,6 @@ from axolotl_unlearn.data.records import short
 from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
-from axolotl_unlearn.merging import ENDS
 from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
     START,
@@ -339,6 +338,10 @@ def architecture_faults(
     return faults
 
 
+#: Last names of embeddings and heads; in many models one matrix is both.
+_ENDS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "lm_head", "embed_out")
+
+
 def _tied_faults(cfg: dict) -> list[str]:
     """What adapts one of two tied matrices; `merge-lora` adds its change to both or neither."""
     if not cfg.get("adapter"):
@@ -349,7 +352,7 @@ def _tied_faults(cfg: dict) -> list[str]:
     for key in keys:
         value = cfg.get(key) or ()
         names = map(str, [value] if isinstance(value, str) else value)
-        ends = [name for name in names if re.search("|".join(ENDS), name)]
+        ends = [name for name in names if re.search("|".join(_ENDS), name)]
         if ends:
             cure = "remove it" if key == keys[0] else "remove it, or set `peft_ensure_weight_tying`"
             faults.append(

@@ -38,7 +38,7 @@ def command(config: Path, full: bool | None, show: int) -> None:
 
     given, summary, facts, then = read_config(config), (), {}, f"axolotl train {config}"
     if "merge_method" in given:
-        from axolotl_unlearn.merging.check import check as check_recipe
+        from axolotl_unlearn.merging import check as check_recipe
 
         faults, then = list(map(str, check_recipe(given))), f"mergekit-yaml {config} OUT"
     else:
