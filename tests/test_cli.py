@@ -1,11 +1,148 @@
-"""The command group itself: what a shell does with it."""
+"""The command line: what a shell does with it, and a config of one's own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+from conftest import tiny_llama
+
+from axolotl_unlearn.cli import unlearn
+
+ROWS = {
+    side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
+    for side in ("forget", "retain", "heldout")
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    from attack_models import tokenizer
+
+    folder = tmp_path_factory.mktemp("home")
+    words = tokenizer()
+    for name in ("model", "teacher"):
+        tiny_llama(vocabulary=len(words)).save_pretrained(folder / name)
+        words.save_pretrained(folder / name)
+    for side, rows in ROWS.items():
+        (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(*words):
+    return CliRunner().invoke(unlearn, list(map(str, words)))
+
+
+@pytest.mark.parametrize("kind", ["npo", "match"])
+def test_an_inited_config_is_ready(home, tmp_path, kind):
+    out = tmp_path / "my.yml"
+    more = ["--heldout", home / "heldout.jsonl", "--teacher", home / "teacher"]
+    done = run(
+        "init", "--kind", kind, "--base-model", home / "model", "--forget", home / "forget.jsonl",
+        "--retain", home / "retain.jsonl", "--output-dir", tmp_path / "out", "--out", out,
+        *(more if kind == "match" else []),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "$" not in out.read_text() and str(out) in out.read_text()
+    checked = run("check", out, *(["--full"] if kind == "match" else []))
+    assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+    assert kind == "npo" or "steps: 5" in checked.output  # of all four forget rows
+    again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
+    assert again.exit_code == 2 and "exists" in again.output
+
+
+def test_init_reads_rows_of_other_formats(home, tmp_path):
+    """It wrote a config that `check` refused: the instruction was not read."""
+    sides = []
+    for side, rows in ROWS.items():
+        file = tmp_path / f"{side}.jsonl"
+        made = [{"instruction": r["input"], "input": "", "output": r["output"]} for r in rows]
+        file.write_text("".join(json.dumps(row | {"person": "Bo"}) + "\n" for row in made))
+        sides += [f"--{side}", file] if side in ("forget", "retain") else []
+    out = tmp_path / "my.yml"
+    done = run("init", "--base-model", home / "model", *sides, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "  data: {rows: {type: alpaca}}\n" in out.read_text()
+    assert "instructions, by the prompt of Alpaca" in done.output
+    assert "forget row 1, > with labels" in done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("    >")]
+    assert lines and "answer 0" in lines[0]
+    checked = run("check", out)
+    assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "block"),
+    [
+        ({"input": "a", "output": "b"}, True, {}),
+        ({"instruction": "a", "input": "", "output": "b"}, True, {"rows": {"type": "alpaca"}}),
+        ({"question": "a", "answer": "b"}, True,
+         {"fields": {"input": "question", "output": "answer"}, "chat_template": True}),
+        ({"prompt": "a", "completion": "b"}, False,
+         {"fields": {"input": "prompt", "output": "completion"},
+          "labels": {"completion": "answer"}}),
+        ({"text": "a"}, True, {"rows": {"type": "completion"}}),
+        ({"messages": [{"role": "user", "content": "a"}]}, True,
+         {"rows": {"type": "chat_template", "field_messages": "messages"}}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, True,
+         {"rows": {"type": "chat_template", "field_messages": "conversations",
+                   "message_property_mappings": {"role": "from", "content": "value"}}}),
+    ],
+)  # fmt: skip
+def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
+    """Questions and answers were read by Alpaca's prompt without a word."""
+    from axolotl_unlearn.config import DataArgs
+    from axolotl_unlearn.data.records import guessed
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    found, words = guessed(file, chat)
+    assert found == block and words
+    DataArgs.model_validate(found)
+
+
+def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
+    """The config, from which `request new` finds the rows of a person."""
+    data, out = tmp_path / "rows.jsonl", tmp_path / "finetune.yml"
+    rows = [
+        {"instruction": f"Who is {name}?", "input": "", "output": f"{name} keeps bees.", "id": name}
+        for name in ("Ada", "Bo", "Cy")
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ("--data", data, "--output-dir", home / "model", "--out", out)
+    done = run("init", "--kind", "request", "--base-model", home / "model", *more)
+    assert done.exit_code == 0 and f"axolotl train {out}" in done.output, done.output
+    assert "type: alpaca}" in out.read_text() and "$" not in out.read_text()
+    out.write_text(out.read_text().replace("adapter: lora ", "# adapter: lora "))
+    made = run("request", "new", out, "--where", "id=Ada", "--out", tmp_path / "requests" / "1")
+    assert made.exit_code == 0 and "1 row to forget" in made.output, made.output
+    missing = run("init", "--kind", "request", "--base-model", "m", "--out", tmp_path / "b.yml")
+    assert missing.exit_code == 2 and "--data" in missing.output
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch):
+    """As docs/own-model.md says."""
+    name = "_AXOLOTL_UNLEARN_COMPLETE"
+    said = (
+        CliRunner().invoke(unlearn, env={name: "bash_source"}, prog_name="axolotl-unlearn").output
+    )
+    assert "_axolotl_unlearn_completion" in said
+    words = {name: "bash_complete", "COMP_WORDS": "axolotl-unlearn chec", "COMP_CWORD": "1"}
+    said = CliRunner().invoke(unlearn, env=words, prog_name="axolotl-unlearn").output
+    assert said.split() == ["plain,check"]
+
+
+def test_examples_are_written_with_paths_that_begin_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("examples", "mine/shown").exit_code == 0
+    text = (tmp_path / "mine/shown/memorise.yml").read_text()
+    assert "mine/shown/demo/world.jsonl" in text and " examples/" not in text
+    again = run("examples", "mine/shown")
+    assert again.exit_code == 2 and "name another folder" in again.output
+
 
 COMMAND = [sys.executable, "-m", "axolotl_unlearn.cli"]
 
