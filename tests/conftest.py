@@ -14,6 +14,7 @@ import absl.logging
 import pytest
 import torch
 from hypothesis import settings
+from torch.testing import assert_close
 
 torch.set_num_threads(1)
 # absl, which rouge-score imports, would keep pytest's stderr and close it as soon as Axolotl
@@ -136,6 +137,26 @@ def random_batch(
         "kind": place % 2,
         "task": place % 3 + 1,
     }
+
+
+def moved(model, seed: int = 0):
+    """As after some steps of training."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def assert_oracle(total: torch.Tensor, expected: torch.Tensor, model, atol: float = 1e-5) -> None:
+    """A loss, and the gradient of every trained weight, are those of the plain implementation."""
+    assert_close(total.double(), expected, rtol=atol, atol=atol)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    got, want = (torch.autograd.grad(x, trained, retain_graph=True) for x in (total, expected))
+    for g, w in zip(got, want, strict=True):
+        assert_close(g.double(), w, rtol=1e-4, atol=atol)
+    assert any(w.abs().max() > 1e-4 for w in want)  # the comparison is not of zeros
 
 
 @pytest.fixture

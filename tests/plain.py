@@ -41,6 +41,15 @@ def npo(model, reference, batch, rows, beta, reduction) -> Tensor:
     return (2 / beta * torch.log(1 + torch.exp(beta * d))).mean()
 
 
+def recipe(model, reference, batch, forget=(0, 1, 2), retain=(3, 4)) -> Tensor:
+    """The paper's three objectives (`conftest.CONFIGS`)."""
+    return (
+        0.4 * npo(model, reference, batch, forget, 0.1, "sum")
+        + 0.4 * nll(model, batch, retain)
+        + 0.2 * kl(model, reference, batch, retain, "reverse", "answer")
+    )
+
+
 def dpo(model, reference, batch, rows, alternatives, beta) -> Tensor:
     values = []
     for worse, better in zip(rows, alternatives, strict=True):

@@ -31,7 +31,7 @@ from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Target, attack, attacks, by_rank
-from axolotl_unlearn.metrics.results import whole
+from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
 #: A module that adds an attack, as a user would write it.
@@ -156,7 +156,7 @@ def test_the_commands_tell_members_of_what_was_trained_on_them(place):
         outcome = run(kind, place / "original", *shared)
         assert outcome.exit_code == 0, outcome.output
         file = files[kind] = json.loads((place / f"eval/{kind}-original.json").read_text("utf-8"))
-        assert whole(file) and file["status"] == "told" and not file["missing"]
+        assert read(Attack, file) and file["status"] == "told" and not file["missing"]
         assert file["sentence"] in said(outcome) and file["blind"]["baselines"]
         assert len(file["weights"]) == len(file["control_weights"]) == 64 and file["code"]
         assert set(file["data"]) == {"member", "nonmember"}
@@ -215,7 +215,7 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
     outcome = run(*words)
     assert outcome.exit_code == 0, outcome.output
     file = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
-    assert set(file["tests"]) == {"my_worst_token", "loss"} and whole(file)
+    assert set(file["tests"]) == {"my_worst_token", "loss"} and read(Attack, file)
     assert file["tests"]["my_worst_token"]["auc"] > 0.7
 
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
     outcome = run(*words, "--out", tmp_path / "eval", *limit)
     assert reason in said(outcome)
     file = json.loads((tmp_path / "eval/inside-retrained.json").read_text("utf-8"))
-    assert file["missing"] == ["g_drift"] and whole(file)
+    assert file["missing"] == ["g_drift"] and read(Attack, file)
 
 
 def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
@@ -298,14 +298,11 @@ def test_the_difference_from_a_control_lies_in_its_interval_below_zero_too():
 
 def test_beside_a_control_one_document_is_told_alone():
     """Scores are differences from the control's then, as in the verdict."""
-    from axolotl_unlearn.attacks.members import by_document
+    from axolotl_unlearn.metrics.membership import by_document
 
-    rng = np.random.default_rng(3)
-    scores = {"loss": (np.r_[15.0, rng.normal(size=59)], rng.normal(size=60))}
-    members = [(f"d{i}", "") for i in range(60)]
-    alone, beside = (by_document(members, scores, paired) for paired in (False, True))
-    assert alone["d0"]["p"] == 1 / 61 and beside["d0"]["p"] < 0.025 / 60
-    assert (
-        beside["d0"]["side"] == "under"
-        and min(p["p"] for n, p in beside.items() if n != "d0") > 0.001
-    )
+    rng, names = np.random.default_rng(3), [f"d{i}" for i in range(60)]
+    sides = {"loss": np.r_[15.0, rng.normal(size=59)]}, {"loss": rng.normal(size=60)}
+    alone, beside = (by_document(names, *sides, paired) for paired in (False, True))
+    assert alone["d0"][0] == 1 / 61 and beside["d0"][0] < 0.025 / 60
+    assert beside["d0"][1] == "under"
+    assert min(p for name, (p, _) in beside.items() if name != "d0") > 0.001

@@ -15,13 +15,11 @@ from sklearn.metrics import roc_curve
 from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.membership import (
     ATTACKS,
-    Baseline,
     attack_scores,
     blind_baselines,
     blind_sentence,
     equivalence,
     gap_of,
-    rank_test,
     told_documents,
     tpr_at_fpr,
 )
@@ -30,6 +28,10 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea Mia Ned Ola Pia".split()
 PLACES = "Bath Cork Dover Ely Fife Hull Kent Leeds Moss Nairn Oban Perth Ryde Stow".split()
+
+
+def rank_test(members, others, clusters=None) -> float:
+    return gap_of((members, others), None, clusters)[2]
 
 
 def sentences(seed: int, n: int, verb: str = "moved to") -> list[str]:
@@ -52,11 +54,11 @@ def test_tpr_is_the_best_point_of_scikit_learns_roc(members, others, fpr):
 
 def test_baselines_find_other_words_and_lengths():
     found = blind_baselines(sentences(1, 60, "was born in"), sentences(2, 60, "died in"))
-    assert found["bag_of_words"].auc > 0.99 and found["words_tfidf"].separates
+    assert found["bag_of_words"]["auc"] > 0.99 and found["words_tfidf"]["separates"]
     longer = [text + " It was a good life." * 2 for text in sentences(3, 60)]
     found = blind_baselines(sentences(4, 60), longer)
-    assert found["length"].separates and found["length"].high < 0.5
-    assert found["zlib"].separates
+    assert found["length"]["separates"] and found["length"]["high"] < 0.5
+    assert found["zlib"]["separates"]
     assert "means nothing" in blind_sentence(found)
 
 
@@ -72,11 +74,14 @@ def test_baselines_stay_silent_on_one_source():
 
 def test_an_auc_below_half_of_a_trained_baseline_is_no_finding():
     """Held-out scores of a classifier that learnt nothing lie a little below .5 by design."""
-    assert blind_sentence({"bag_of_words": Baseline(0.4, 0.3, 0.49, False)}) is None
+    assert (
+        blind_sentence({"bag_of_words": {"auc": 0.4, "low": 0.3, "high": 0.49, "separates": False}})
+        is None
+    )
     twice = sentences(5, 40)
     # Every text once on each side: whoever sees it in training guesses the other side.
     found = blind_baselines(twice, [text + " " for text in twice])
-    assert found["bag_of_words"].auc < 0.5 and not found["bag_of_words"].separates
+    assert found["bag_of_words"]["auc"] < 0.5 and not found["bag_of_words"]["separates"]
 
 
 def test_too_few_texts_for_a_trained_baseline():

@@ -10,7 +10,7 @@ import kills
 import plain
 import pytest
 import torch
-from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
+from conftest import CONFIGS, entries_for, moved, random_batch, tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from torch.testing import assert_close
@@ -23,23 +23,6 @@ from axolotl_unlearn.reference.precompute import precompute
 from axolotl_unlearn.reference.start import adapters_off, make_reference
 from axolotl_unlearn.reference.store import RowStore
 from axolotl_unlearn.reference.teacher import Teacher, require_same_base, require_same_tokenizer
-
-
-def move(model, seed=0):
-    """As after some training steps."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.02 * torch.randn_like(parameter))
-
-
-def expected_loss(model, start, batch):
-    return (
-        0.4 * plain.npo(model, start, batch, [0, 1, 2], 0.1, "sum")
-        + 0.4 * plain.nll(model, batch, [3, 4])
-        + 0.2 * plain.kl(model, start, batch, [3, 4], "reverse", "answer")
-    )
 
 
 def cached(model, starting_adapter=False):
@@ -67,13 +50,13 @@ def test_precomputed_reference_gives_the_loss_of_a_second_model(kind, training, 
         assert forwards == (1 if run == 0 else 0)
         reference.release(model, keep_head=True)
         trained = copy.deepcopy(model)
-        move(trained)
+        moved(trained)
         if kind.startswith("full"):  # the head's own copy is the only one
             assert reference._head is not None
         assert not getattr(reference, "_frozen", {})
         trained.eval()  # the oracle cannot repeat dropout; the reference never has any
         got = step_loss(trained, batch, entries, reference=reference)
-        want = expected_loss(trained, start, batch)
+        want = plain.recipe(trained, start, batch)
         assert_close(got.total.double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -95,7 +78,7 @@ def adapted(kind):
         "prefix": peft.PromptTuningConfig(num_virtual_tokens=2, **small),
     }  # fmt: skip
     model = peft.get_peft_model(tiny_llama(seed=1), configs[kind]).train()
-    move(model)
+    moved(model)
     return model
 
 
@@ -360,7 +343,7 @@ def test_a_teacher_is_the_separately_run_model(teacher, kind, teachers):
     after = {n: (p.requires_grad, p.detach().clone()) for n, p in policy.named_parameters()}
     assert before.keys() == after.keys()
     assert all(before[n][0] == after[n][0] and before[n][1].equal(after[n][1]) for n in before)
-    move(policy)
+    moved(policy)
     got = step_loss(policy, batch, entries, reference=reference)
     policy, taught = policy.eval(), taught.eval()
     want = (
@@ -382,7 +365,7 @@ def test_an_entry_may_have_a_reference_of_its_own(teachers):
     with teacher.opened(policy) as model:
         precompute(teacher, model, [batch], entries[:1], folder / "store", progress=False)
         teacher.release(model, keep_head=False)
-    move(policy)
+    moved(policy)
     got = step_loss(
         policy, batch, entries, reference={"forget/npo": teacher, "retain/kl": starting}
     )

@@ -6,7 +6,6 @@ What could not be measured is said and is never good news. The verdict reads the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
-from axolotl_unlearn.metrics.intervals import LEVEL, Difference, area_of, holm, smallest_difference
+from axolotl_unlearn.metrics.intervals import LEVEL, area_of, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
-    told_documents,
+    by_document,
     tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
@@ -61,8 +60,9 @@ def attack_model(
         ``tests`` by title: auc, low, high (95 %), p (of the difference from the control where there
         is one; before any correction), p_corrected (Holm's over all tests here), n, tpr_at_1, what
         the attack sees, and with a control ``control`` (its AUC) and ``difference`` {value, low,
-        high}; ``missing``: attacks that could not be made, ``reasons`` of each; ``documents``:
-        `by_document`; ``status``: "told", "not told", or "open": nothing told, but one is missing.
+        high}; ``missing``: attacks that could not be made, ``reasons`` of each; ``documents``: p
+        and side of each member by all attacks that rank; ``status``: "told", "not told", or "open":
+        nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     # What a text is not independent of: its author, else its document.
@@ -95,7 +95,10 @@ def attack_model(
         status = "told"
     found = {"tests": tests, "missing": [*missing], "reasons": missing, "status": status}
     paired = target.control is not None  # then all scores are differences from its own
-    return found | {"documents": by_document(members, scores, paired)}
+    parts = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
+    names = [document_id(name) for name, _ in members]
+    told = by_document(names, *parts, paired) if scores else {}
+    return found | {"documents": {n: {"p": p, "side": side} for n, (p, side) in told.items()}}
 
 
 def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
@@ -113,8 +116,8 @@ def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict
     row = _figures(by_rank(*pairs[0], clusters))
     if pairs[1:]:
         control = area_of(*pairs[1], clusters)
-        gap = Difference.of(area_of(*pairs[0], clusters).minus(control))
-        row |= _against(control.value, gap.value, (gap.low, gap.high), gap.p)
+        gap = area_of(*pairs[0], clusters).minus(control).difference()
+        row |= {"p": gap.pop("p"), "control": control.value, "difference": gap}
     return row
 
 
@@ -136,7 +139,7 @@ def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) ->
         if own.null is not None:  # the same permutations under both
             value = own.auc - other.auc
             error = float((own.null - other.null).std(ddof=1)) * norm.ppf((1 + LEVEL) / 2)
-            row |= _against(other.auc, value, (value - error, value + error), knowing.p)
+            row["difference"] = {"value": value, "low": value - error, "high": value + error}
     return row
 
 
@@ -144,29 +147,6 @@ def _figures(seen: Outcome) -> dict[str, Any]:
     figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
     counts = [len(seen.members), len(seen.nonmembers)]
     return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
-
-
-def _against(control: float, value: float, ends: tuple[float, float], p: float) -> dict[str, Any]:
-    gap = {"value": float(value), "low": float(ends[0]), "high": float(ends[1])}
-    return {"control": float(control), "difference": gap, "p": float(p)}
-
-
-def by_document(
-    members: Documents, scores: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool = False
-) -> dict[str, dict[str, Any]]:
-    """p and side of each member document by all attacks that rank (`told_documents`); of several
-    texts of a document the smallest p times their number."""
-    if not scores:
-        return {}
-    sides = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
-    one = told_documents(*sides, paired=paired)
-    names = [document_id(name) for name, _ in members]
-    found: dict[str, dict[str, Any]] = {}
-    for i, name in enumerate(names):
-        p = min(1.0, float(one.p[i]) * names.count(name))
-        if name not in found or p < found[name]["p"]:
-            found[name] = {"p": p, "side": one.side[i]}
-    return found
 
 
 def sentence(model: str, found: Mapping[str, Any]) -> str:
@@ -234,10 +214,7 @@ def attack_models(
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
     alone = blind_baselines(*([text for _, text in side] for side in sides))
-    blind = {
-        "baselines": {name: asdict(one) for name, one in alone.items()},
-        "warning": blind_sentence(alone),
-    }
+    blind = {"baselines": alone, "warning": blind_sentence(alone)}
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:
         model = load_model(spec, dtype=getattr(torch, dtype), device=device)

@@ -16,7 +16,7 @@ from typing import Any
 
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import score_pairs
-from axolotl_unlearn.metrics.intervals import Difference, Estimate, mean_of
+from axolotl_unlearn.metrics.intervals import Estimate, mean_of
 from axolotl_unlearn.metrics.memorisation import probability
 from axolotl_unlearn.metrics.semeval import any_script_recall
 from axolotl_unlearn.metrics.words import contains_answer
@@ -84,10 +84,7 @@ class Scores:
         """Paired difference to ``other`` over the common probes, measure by measure."""
         ids = sorted(set(self.ids) & set(other.ids))
         first, second = self.only(ids), other.only(ids)
-        gaps = {m: Difference.of(first.mean(m).minus(second.mean(m))) for m in MEASURES}
-        return {
-            m: {n: getattr(g, n) for n in ("value", "low", "high", "p")} for m, g in gaps.items()
-        }
+        return {m: first.mean(m).minus(second.mean(m)).difference() for m in MEASURES}
 
 
 def score_probes(

@@ -101,7 +101,7 @@ def evaluate(
                 own = summary.summarise(measured[spec.name], sets, settings, original, blind)
                 results.append(entry | own)
                 advance(1)
-            summary.add_distances(results, measured, sets, settings)
+            summary.add_distances(results, measured, sets)
             if losses := {n: one.canary_loss for n, one in measured.items() if one.canary_loss}:
                 add_canaries([r for r in results if r["name"] in losses], losses, sets.coins)
             summary.add_learned(results, measured, sets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,7 @@ from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import audits, summary_of
 from axolotl_unlearn.metrics.intervals import area_of, mean_of
-from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
-from axolotl_unlearn.metrics.membership import Baseline
+from axolotl_unlearn.metrics.learned import learned_attack, some_texts
 from axolotl_unlearn.metrics.results import Model, Texts, read
 from axolotl_unlearn.metrics.verdict.criteria import ANY_SCRIPT
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def summarise(
     measured: Measured, sets: EvaluationSets, settings: Settings, original: Measured | None,
-    blind: Mapping[str, Baseline] | None,
+    blind: Mapping[str, lab.Baseline] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """An entry of ``models`` in results.json, but for what the model is called and its collapse."""
     cells, counts = _cells(measured.values, sets)
@@ -208,7 +207,7 @@ FPRS = (0.01, 0.001)
 
 
 def _membership(
-    measured: Measured, sets: EvaluationSets, blind: Mapping[str, Baseline]
+    measured: Measured, sets: EvaluationSets, blind: Mapping[str, lab.Baseline]
 ) -> dict[str, Any]:
     """AUC of every attack with its interval, members found at low false positive rates, and
     whether the sets differ without any model: then the figures mean nothing."""
@@ -235,7 +234,7 @@ def _membership(
             fpr: {"value": share, "interval": metrics.share_of(round(share * count), count)}
             for fpr, share in shares.items()
         },
-        "blind": {name: asdict(one) for name, one in blind.items()},
+        "blind": dict(blind),
         "meaningful": warning is None,
         "sentence": warning,
     }
@@ -245,7 +244,6 @@ def add_distances(
     results: list[dict[str, Any]],
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
-    settings: Settings,
 ) -> None:
     """``distance`` of each model from the retrained one, if there is one, paired: value, interval
     and p a metric."""
@@ -258,7 +256,7 @@ def add_distances(
         own, its = (scores_of(measured[one["name"]], sets) for one in (result, target))
         gaps = own.differences(its)
         result["distance"] = {
-            metric: {"value": gap.value, "interval": [gap.low, gap.high], "p": gap.p}
+            metric: {"value": gap["value"], "interval": [gap["low"], gap["high"]], "p": gap["p"]}
             for metric, gap in gaps.items()
         }
 
@@ -275,36 +273,23 @@ def attack_losses(measured: Measured) -> dict[str, dict[str, list[float]]]:
 def add_learned(
     results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
 ) -> None:
-    """``learned`` of each candidate: AUC and p of the learned attack, p of each document, and what
-    it is ``against``: the features of the retrained model, or chance."""
+    """``learned`` of each candidate with as many texts as it needs: AUC and p of the learned
+    attack, p of each document, and what it is ``against``: the features of the retrained model,
+    from which it sees the differences, or chance."""
     other = next((one["name"] for one in results if one["role"] == "retrained"), None)
+    names = [document_id(name) for name, _ in some_texts(sets.member)]
+    clusters = [*map(some_texts, text_clusters(sets))]
     for result in results:
-        if result["role"] != "candidate":
+        models = [measured[name] for name in (result["name"], other) if name is not None]
+        sides = [[[text["features"] for text in getattr(one, side)] for one in models]
+                 for side in ("member", "nonmember")]  # fmt: skip
+        if result["role"] != "candidate" or not all(all(each) for each in sides):
             continue
-        attack = learned(measured[result["name"]], sets, measured[other] if other else None)
-        if attack is not None:
-            result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
-            names = [document_id(name) for name, _ in some_texts(sets.member)]
+        seen = [np.subtract(*each) if other is not None else np.array(each[0]) for each in sides]
+        if (attack := learned_attack(*map(some_texts, seen), *clusters)) is not None:
             told = dict(zip(names, attack.each.tolist(), strict=True))
+            result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
             result["learned"]["documents"] = told
-
-
-def learned(
-    measured: Measured, sets: EvaluationSets, other: Measured | None = None
-) -> Learned | None:
-    """The learned attack on a model; None with fewer texts than it needs.
-
-    Args:
-        other: A model that never saw the members: the attack sees the differences from it.
-    """
-    sides = []
-    for side in ("member", "nonmember"):
-        each = [[text["features"] for text in getattr(one, side)]
-                for one in (measured, other) if one is not None]  # fmt: skip
-        if not all(each):
-            return None
-        sides.append(some_texts(np.subtract(*each) if other is not None else np.array(each[0])))
-    return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
 
 
 def add_audits(

@@ -2,7 +2,7 @@
 
 The list is made of entries of results.json alone, for the file, the page and the verdict alike,
 so that they cannot disagree. Outputs: does a text come out word for word, is an answer said?
-Membership: can any attack tell the document from texts that were never seen (`told_documents`)?
+Membership: can any attack tell the document from texts that were never seen (`by_document`)?
 A retrained model is what both are read against.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from axolotl_unlearn.metrics.membership import alone_from, outer, told_documents
+from axolotl_unlearn.metrics.membership import alone_from, by_document, outer
 from axolotl_unlearn.metrics.results import Model, Row, Scores
 
 #: Share of false accusations among the documents that are told: half of the verdict's error, the
@@ -205,7 +205,6 @@ def _figures(model: Model, texts: Sequence[Row], rows: Sequence[Row]) -> dict[st
 
 def _tested(model: Model, retrained: Model | None) -> dict[str, tuple[float, float, str]]:
     """p, q and side of each member."""
-    names = list(model.likelihood.documents)
     scores: Scores = model.varying
     if retrained is not None:
         # What makes a text hard for every model cancels.
@@ -218,11 +217,7 @@ def _tested(model: Model, retrained: Model | None) -> dict[str, tuple[float, flo
     if not scores:
         return {}
     sides = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
-    tests = told_documents(*sides, paired=retrained is not None)
-    found: dict[str, tuple[float, str]] = {}
-    for name, p, side in zip(names, tests.p.tolist(), tests.side, strict=True):
-        p = min(1.0, p * names.count(name))  # of several texts of a document the smallest
-        found[name] = min(found.get(name, (2.0, "")), (p, side))
+    found = by_document(list(model.likelihood.documents), *sides, paired=retrained is not None)
     if (learned := model.learned) is not None and learned.documents:
         for name, (p, side) in found.items():
             each = learned.documents.get(name)

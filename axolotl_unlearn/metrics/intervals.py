@@ -58,7 +58,8 @@ class Estimate:
     def error(self) -> float:
         if self.groups < 2:
             return math.inf
-        return math.sqrt(math.fsum(x * x for x in self.parts.values()) + self.extra)
+        error = math.sqrt(math.fsum(x * x for x in self.parts.values()) + self.extra)
+        return error if error > 1e-12 else 0.0  # rows that agree leave some of their rounding
 
     @cached_property
     def df(self) -> float:
@@ -104,6 +105,12 @@ class Estimate:
         if not self.error:
             return min(1.0, signs)
         return max(signs, float(2 * t.sf(abs(self.value) / self.error, self.df)))
+
+    def difference(self) -> dict[str, float]:
+        """Of first minus second model: ``value``, ``low`` and ``high`` (95 %), two-sided ``p``."""
+        half = self.half()
+        ends = {"low": self.value - half, "high": self.value + half}
+        return {"value": self.value, **ends, "p": self.p}
 
     def margin_p(self, margin: float) -> float:
         """p-value of "it is at least ``margin`` away from 0" (two one-sided tests)."""
@@ -291,20 +298,6 @@ def ideal_membership(members: int, nonmembers: int) -> Ideal:
 # --- what a model's scores are made of -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Difference:
-    """First minus second model on the same rows: its 95 % interval and two-sided p-value."""
-
-    value: float
-    low: float
-    high: float
-    p: float
-
-    @classmethod
-    def of(cls, gap: Estimate) -> Difference:
-        return cls(gap.value, gap.value - gap.half(), gap.value + gap.half(), gap.p)
-
-
 def harmonic_mean(values: ArrayLike) -> Array:
     """Harmonic mean over the last axis, 0 where any value is 0."""
     values = np.asarray(values, dtype=float)
@@ -377,17 +370,12 @@ class Scores:
             ends["aggregate"] = (max(0.0, value - down), min(1.0, value + up))
         return ends
 
-    def differences(self, other: Scores) -> dict[str, Difference]:
+    def differences(self, other: Scores) -> dict[str, dict[str, float]]:
         """This minus the other model's, of every score that both have; p after Holm."""
-        theirs = other.estimates
-        gaps = {
-            name: Difference.of(one.minus(theirs[name]))
-            for name, one in self.estimates.items()
-            if name in theirs
-        }
-        corrected = holm([gap.p for gap in gaps.values()])
-        each = zip(gaps.items(), corrected, strict=True)
-        return {name: replace(gap, p=float(p)) for (name, gap), p in each}
+        mine, theirs = self.estimates, other.estimates
+        gaps = {n: mine[n].minus(theirs[n]).difference() for n in mine if n in theirs}
+        corrected = holm([gap["p"] for gap in gaps.values()]).tolist()
+        return {n: gaps[n] | {"p": p} for n, p in zip(gaps, corrected, strict=True)}
 
 
 def holm(p_values: Sequence[float]) -> Array:

@@ -51,19 +51,10 @@ def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
     return float((members > nonmembers[-1 - allowed]).mean())
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """How well an attack that never sees the model separates the two sets.
-
-    Attributes:
-        low, high: Interval, such that all baselines together suspect one in twenty innocent sets.
-        separates: It excludes 0.5 (of a trained baseline: lies above).
-    """
-
-    auc: float
-    low: float
-    high: float
-    separates: bool
+#: How well an attack that never sees the model separates the two sets: ``auc``; ``low``, ``high``,
+#: such that all baselines together suspect one in twenty innocent sets; whether it ``separates``:
+#: the interval excludes 0.5 (of a trained baseline: lies above).
+Baseline = dict[str, Any]
 
 
 def blind_baselines(
@@ -92,7 +83,8 @@ def blind_baselines(
         area = area_of(*sides)
         low, high = area.interval(1 - (1 - LEVEL) / len(scores))
         separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
-        baselines[name] = Baseline(area.value, low, high, bool(separates))
+        ends = {"low": low, "high": high, "separates": bool(separates)}
+        baselines[name] = {"auc": area.value, **ends}
     return baselines
 
 
@@ -132,14 +124,14 @@ def _trained_scores(
 
 def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
     """The warning to print beside a membership figure, or None if no baseline separates."""
-    separating = {name: b for name, b in baselines.items() if b.separates}
+    separating = {name: b for name, b in baselines.items() if b["separates"]}
     if not separating:
         return None
-    name, worst = max(separating.items(), key=lambda item: abs(item[1].auc - 0.5))
+    name, worst = max(separating.items(), key=lambda item: abs(item[1]["auc"] - 0.5))
     what = {"length": "their length", "zlib": "how well they compress"}.get(name, "their words")
     return (
         f"The membership figure means nothing here: without any model, {what} alone tells members "
-        f"from non-members (AUC {worst.auc:.2f} [{worst.low:.2f}, {worst.high:.2f}]). "
+        f"from non-members (AUC {worst['auc']:.2f} [{worst['low']:.2f}, {worst['high']:.2f}]). "
         "Take non-members from the same source as the members."
     )
 
@@ -204,11 +196,6 @@ def gap_of(
     return areas[0], gaps[0], p
 
 
-def rank_test(members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None) -> float:
-    """Two-sided p-value of "members and non-members are exchangeable"; see `gap_of`."""
-    return gap_of((members, nonmembers), None, clusters)[2]
-
-
 def equivalence(gap: Estimate, texts: int, margin: float = MARGIN) -> dict[str, Any]:
     """Is an AUC where it should be? Two one-sided tests (Schuirmann 1987). Few texts never pass.
 
@@ -269,6 +256,20 @@ def told_documents(
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
     told = false_discovery_control(p, method="bh") <= 1 - LEVEL if n else np.zeros(0, bool)
     return Documents(p, side, told)
+
+
+def by_document(
+    names: Sequence[str], members: Mapping[str, ArrayLike], nonmembers: Mapping[str, ArrayLike],
+    paired: bool = False,
+) -> dict[str, tuple[float, str]]:  # fmt: skip
+    """p and side of each document by `told_documents`; of several texts of a document (``names``
+    has that of each member) the smallest p times their number."""
+    tests = told_documents(members, nonmembers, paired=paired)
+    found: dict[str, tuple[float, str]] = {}
+    for name, p, side in zip(names, tests.p.tolist(), tests.side, strict=True):
+        own = min(1.0, p * names.count(name)), side
+        found[name] = min(found.get(name, own), own)
+    return found
 
 
 #: Members times non-members that are compared at once.

@@ -170,24 +170,16 @@ def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     return min(told, key=key, default=None)
 
 
-def _needed(n: int, value: float, end: float, limit: float) -> int | None:
-    """Rows with which a value as far from its limit would pass, its interval ending there."""
-    space = abs(limit - value)
-    return math.ceil(n * ((end - value) / space) ** 2) if n and space else None
-
-
-def _above(case: str, n: int, bar: float, ends: tuple, value: float, **figures: Any) -> Read:
-    """Passes where the whole interval reaches the bar, fails where none of it does."""
-    outcome = "pass" if ends[0] >= bar else "fail" if ends[1] < bar else "open"
-    needed = _needed(n, value, ends[0], bar) if outcome == "open" and value > bar else None
-    figures |= {"value": value, "low": ends[0], "high": ends[1], "limit": bar, "needed": needed}
-    return read(outcome, case, **figures)
-
-
-def _below(case: str, n: int, bar: float, ends: tuple, value: float, **figures: Any) -> Read:
-    """Passes where the whole interval is at most the bar, fails where all of it is above."""
-    outcome = "pass" if ends[1] <= bar else "fail" if ends[0] > bar else "open"
-    needed = _needed(n, value, ends[1], bar) if outcome == "open" and value < bar else None
+def _below(
+    case: str, n: int, bar: float, ends: tuple, value: float, sign: int = 1, **figures: Any
+) -> Read:
+    """Passes where the whole interval is at most the bar, fails where all of it is above; of
+    ``sign`` -1 the other way round."""
+    near, far = ends if sign > 0 else ends[::-1]
+    outcome = "pass" if sign * far <= sign * bar else "fail" if sign * near > sign * bar else "open"
+    needed, space = None, sign * (bar - value)
+    if outcome == "open" and space > 0 and n:  # rows with which a value as far off would pass
+        needed = math.ceil(n * ((far - value) / space) ** 2)
     figures |= {"value": value, "low": ends[0], "high": ends[1], "limit": bar, "needed": needed}
     return read(outcome, case, **figures)
 
@@ -236,7 +228,7 @@ def able(facts: Facts) -> Iterator[Read]:
             if model.utility_groups.keys() - other.utility_groups:
                 yield read("missing", "groups")
             yield from _lost_groups(model, other)
-        found = _above("gate", n, limit, share_of(hits, n, INNER), value)
+        found = _below("gate", n, limit, share_of(hits, n, INNER), value, -1)
         yield found._replace(outcome="fail") if value < limit else found
 
 
@@ -565,7 +557,7 @@ def _side(facts: Facts, side: str) -> Read:
     if not within or (ends[0] == ends[1] and value not in (0.0, 1.0)):
         return read("missing", "interval")
     rows = sum(model.n.get(n) or 0 for n in names)
-    return _above(case, rows, bar, ends, value, names=zero)
+    return _below(case, rows, bar, ends, value, -1, names=zero)
 
 
 def members(facts: Facts) -> Iterator[Read]:
