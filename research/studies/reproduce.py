@@ -325,6 +325,25 @@ def development(dev: Tiny) -> dict[str, Any]:
     return {"columns": ["method", "tries", *COLUMNS, "worst aggregate"], "rows": rows}
 
 
+def leaderboard(seed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Models of one fresh seed by Aggregate, with 95 % intervals over documents; whether the
+    interval of a model that unlearned meets that of the best of them."""
+    columns = ("aggregate", "task_aggregate", "mia_auc", "utility")
+
+    def shown(one: Mapping[str, Any], column: str) -> str:
+        low, high = one["intervals"][column]
+        return f"{one.get(column) or 0.0:.3f} [{low:.2f}, {high:.2f}]"
+
+    order = sorted(seed, key=lambda name: -(seed[name].get("aggregate") or 0.0))
+    unlearned = [name for name in order if name not in ("original", "retrained")]
+    low = seed[unlearned[0]]["intervals"]["aggregate"][0]
+    said = {
+        n: "no" if seed[n]["intervals"]["aggregate"][1] >= low else "yes" for n in unlearned[1:]
+    }
+    rows = [[name, *(shown(seed[name], c) for c in columns), said.get(name, "")] for name in order]
+    return {"columns": ["model", *columns, "below the best"], "rows": rows}
+
+
 def rates(first: Tiny) -> dict[str, Any]:
     """Verdicts on models that never read the forget set, by each other, and on the original."""
     labels: dict[str, Counter] = {}
@@ -354,7 +373,9 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
-        "tables": tables(seeds) | {"development": development(dev), "rates": rates(fresh[0])},
+        "tables": tables(seeds)
+        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)])}
+        | {"development": development(dev), "rates": rates(fresh[0])},
     }
 
 

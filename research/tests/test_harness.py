@@ -76,6 +76,19 @@ def test_the_story_by_hand():
     assert found["comparison"]["rows"][2][:3] == ["merged", 2, "0.850 ± 0.635"]
     short = {"1": seed(0.7, 0.5, 0.9), "2": {"over": dict.fromkeys(reproduce.COLUMNS, 0.9)}}
     assert reproduce.tables(short)["differences"]["rows"][0][2] == "1 of 1"  # a seed cut short
+    of = {
+        "a": (0.6, 0.5, 0.7),
+        "b": (0.4, 0.3, 0.5),
+        "c": (0.2, 0.1, 0.4),
+        "retrained": (0.9, 0.8, 1),
+    }
+    one = {n: dict.fromkeys(reproduce.COLUMNS, v) | {"intervals": dict.fromkeys(reproduce.COLUMNS, ends)}
+           for n, (v, *ends) in of.items()}  # fmt: skip
+    rows = reproduce.leaderboard(one)["rows"]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("retrained", ""), ("a", ""), ("b", "no"), ("c", "yes")
+    ]  # fmt: skip
+    assert rows[1][1] == "0.600 [0.50, 0.70]"
 
 
 def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
