@@ -95,7 +95,8 @@ def test_what_is_said_of_the_demo_is_in_its_file():
     said = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert all(one["merged_above_both"] and not one["merged"]["below_gate"] for one in runs)
     assert {one["merged"]["verdict"] for one in runs} == {"under-forgets"}
-    assert f"In all {len(runs)} trainings tried" in said
+    assert f"In all {len(runs)} trainings of five fresh seeds" in said
+    assert len({one["seed"] for one in runs}) == 5
     broken = [one for one in runs if "broken" in (one["over"]["verdict"], one["under"]["verdict"])]
     assert f"*over* is *broken* in {len(broken)}" in said
     best = [max(one[name]["aggregate"] for name in ("over", "under")) for one in runs]
