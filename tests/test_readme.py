@@ -102,4 +102,3 @@ def test_what_is_said_of_the_demo_is_in_its_file():
     best = [max(one[name]["aggregate"] for name in ("over", "under")) for one in runs]
     gains = [100 * (one["merged"]["aggregate"] - at) for one, at in zip(runs, best, strict=True)]
     assert f"by {min(gains):.0f} to {max(gains):.0f} hundredths" in said
-    assert max(one["merged"]["nonsense"]["forget"] for one in runs) < 0.05
