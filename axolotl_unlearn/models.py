@@ -285,7 +285,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
             return adapter if len(adapter) > len(base) else base
         return load(str(places[0]) if places else spec.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        says = f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)})"
+        says = f"model {spec.name!r}: no tokenizer in {spec.model} ({first_line(error)})"
         cure = "copy the tokenizer files of the base model there"
         raise UnlearnError(f"{says}; {cure}.", code="models.no-tokenizer") from error
 
@@ -315,7 +315,7 @@ def load_model(
             spec.model, dtype=dtype, device_map=device_map, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        says = f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})"
+        says = f"model {spec.name!r}: {spec.model} cannot be loaded ({first_line(error)})"
         raise UnlearnError(f"{says}; copy or make it again.", code="models.cannot-load") from error
     finally:
         if bars:
@@ -382,7 +382,7 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     try:
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except (RuntimeError, ValueError) as error:
-        says = f"the adapter {adapter} does not fit its base model ({_first_line(error)})"
+        says = f"the adapter {adapter} does not fit its base model ({first_line(error)})"
         cure = "give the base that it was trained from"
         raise UnlearnError(f"{says}; {cure}.", code="models.adapter-misfit") from None
 
@@ -435,6 +435,6 @@ def check_finite(model: Any, name: str) -> None:
             )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__

@@ -30,6 +30,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.metrics.audit import READINGS
+from axolotl_unlearn.models import first_line
 from axolotl_unlearn.requests.request import (
     PROOF,
     Facts,
@@ -548,7 +549,7 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
     try:
         config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        why = "it is a key of another kind" if type(error) is AttributeError else _first_line(error)
+        why = "it is a key of another kind" if type(error) is AttributeError else first_line(error)
         raise UnlearnError(
             f"{private_key} cannot sign ({why}); give the PEM file of an elliptic "
             "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
@@ -572,7 +573,7 @@ def signature(path: Path, public_key: Path | str | None) -> tuple[str, str]:
     try:
         config.use_elliptic_key_verifier(public_key=Path(public_key)).verify(path, made)
     except Exception as error:  # the library raises what its parts raise
-        says = f"{made} is not that of {path.name} under {public_key} ({_first_line(error)})."
+        says = f"{made} is not that of {path.name} under {public_key} ({first_line(error)})."
         raise fault("record.other-signature", says) from None
     return "owner", f"by the owner of {public_key}"
 
@@ -591,7 +592,3 @@ def _model_signing(part: str) -> Any:
         says = "signatures need the package model-signing"
         cure = "install it: `pip install 'axolotl-unlearn[sign]'`"
         raise fault("record.no-model-signing", f"{says}; {cure}.") from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
