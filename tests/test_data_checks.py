@@ -70,11 +70,22 @@ def entry(tmp_path):
     return make
 
 
-def test_good_data_have_no_faults(entry):
-    cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
+@pytest.fixture
+def both(entry):
+    """A function: rows of both sides and the block -> a config."""
+
+    def make(forgotten=(FORGET,), kept=(RETAIN,), **block):
+        sides = [entry(forgotten), entry(kept, "retain")]
+        return {"unlearn": BLOCK | block, "datasets": sides}
+
+    return make
+
+
+def test_good_data_have_no_faults(entry, both):
+    cfg = both()
     assert check_files(cfg) == []
     # the held-out rows may be the training rows of the other config
-    assert check_files(cfg | {"test_datasets": [entry([FORGET]), entry([RETAIN], "retain")]}) == []
+    assert check_files(cfg | {"test_datasets": both()["datasets"]}) == []
     memorise = {"datasets": [entry([FORGET, FORGET], "memorise")]}
     assert check_files(memorise) == []
 
@@ -115,24 +126,17 @@ def test_all_faults_at_once(entry):
     assert all(fault.endswith((".", "?")) for fault in faults)
 
 
-def test_overlap(entry):
-    cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN, FORGET], "retain")]}
-    (fault,) = check_files(cfg)
+def test_overlap(entry, both):
+    (fault,) = check_files(both(kept=[RETAIN, FORGET]))
     assert "share 1 rows (the first is row 1 here, row 2 there)" in fault
     folder = {"path": "a/b", "type": "axolotl_unlearn.data.forget"}
-    both = {
-        "unlearn": BLOCK,
-        "datasets": [folder, folder | {"type": "axolotl_unlearn.data.retain"}],
-    }
-    assert "`datasets` has 'a/b' on both sides" in check_files(both)[0].replace(
-        f"{Path.cwd()}/", ""
-    )
-    both["datasets"][0] = folder | {"data_files": "f.jsonl"}
-    assert check_files(both) == []
-    twice = {
-        "unlearn": BLOCK,
-        "datasets": [entry([FORGET]), entry([FORGET]), entry([RETAIN], "retain")],
-    }
+    folders = [folder, folder | {"type": "axolotl_unlearn.data.retain"}]
+    (fault,) = check_files({"unlearn": BLOCK, "datasets": folders})
+    assert "`datasets` has 'a/b' on both sides" in fault.replace(f"{Path.cwd()}/", "")
+    folders[0] = folder | {"data_files": "f.jsonl"}
+    assert check_files({"unlearn": BLOCK, "datasets": folders}) == []
+    twice = both()
+    twice["datasets"].append(entry([FORGET]))
     (fault,) = check_files(twice)
     assert "both forget rows" in fault
 
@@ -140,10 +144,9 @@ def test_overlap(entry):
 def test_roles_that_the_objectives_need(entry):
     only_forget = {"unlearn": {"forget": {"objective": "npo"}}, "datasets": [entry([FORGET])]}
     assert check_files(only_forget) == []
-    assert "data.retain" in check_files({"unlearn": BLOCK, "datasets": [entry([FORGET])]})[0]
-    assert (
-        "data.forget" in check_files({"unlearn": BLOCK, "datasets": [entry([RETAIN], "retain")]})[0]
-    )
+    for side, rows, other in (("forget", [FORGET], "retain"), ("retain", [RETAIN], "forget")):
+        (fault,) = check_files({"unlearn": BLOCK, "datasets": [entry(rows, side)]})
+        assert f"data.{other}" in fault
     assert check_files({"unlearn": BLOCK}) == [
         "no dataset has one of our types; add entries with `type: axolotl_unlearn.data.forget` and "
         "`type: axolotl_unlearn.data.retain`."
@@ -213,15 +216,10 @@ ROWS = [
         ({"tasks": ["Bio", "pii"]}, None),
     ],
 )
-def test_entries_and_rows_that_do_not_meet(entry, forget, says):
+def test_entries_and_rows_that_do_not_meet(both, forget, says):
     """Seen before: such a run trained on the retain rows alone, and its forget loss fell."""
-    block = BLOCK | {"forget": {"objective": "npo"} | forget}
-    cfg = {"unlearn": block, "datasets": [entry(ROWS), entry([RETAIN], "retain")]}
-    faults = check_files(cfg)
-    if says is None:
-        assert faults == []
-    else:
-        assert re.search(says, " ".join(faults))
+    faults = check_files(both(ROWS, forget={"objective": "npo"} | forget))
+    assert re.search(says, " ".join(faults)) if says else faults == []
 
 
 def test_entries_of_phases_are_counted_together(entry):
@@ -264,13 +262,10 @@ def test_retain_rows_that_no_entry_is_for_are_named(entry):
         ({"question": "Who?"}, {"fields": {"input": "question"}}, None),
     ],
 )
-def test_text_that_nobody_reads_is_a_fault(entry, more, data, says):
+def test_text_that_nobody_reads_is_a_fault(both, more, data, says):
     """Alpaca rows were "ready", and bare answers forgotten without their question."""
-    block = BLOCK | {"data": data}
-    rows = [FORGET | more]
     retain = {"id": "b", "input": "r", "question": "r", "output": "e", "task": ""}
-    retain = retain if data else RETAIN
-    found = check_files({"unlearn": block, "datasets": [entry(rows), entry([retain], "retain")]})
+    found = check_files(both([FORGET | more], [retain if data else RETAIN], data=data))
     assert len(found) == (says is not None), found
     assert says is None or (re.search(says, found[0]) and "Who?" not in found[0])
 
@@ -289,10 +284,8 @@ def test_text_that_nobody_reads_is_a_fault(entry, more, data, says):
         ([FORGET | {"input": "Who?", "id": "a"}], {"template": "{input} {output}"}, []),
     ],
 )
-def test_prompts_that_are_empty_or_labelled_are_noted(entry, rows, data, says):
-    block = BLOCK | {"data": data}
-    cfg = {"unlearn": block, "datasets": [entry(rows), entry([RETAIN], "retain")]}
-    found = check_records(cfg).notes
+def test_prompts_that_are_empty_or_labelled_are_noted(both, rows, data, says):
+    found = check_records(both(rows, data=data)).notes
     assert len(found) == len(says)
     assert all(re.search(one, note) for one, note in zip(says, found, strict=True))
 
@@ -303,13 +296,10 @@ def test_rows_in_columns_are_counted_alike(entry):
 
     columns = {"role": [0, 0, 1], "kind": [0, 1, 1], "task": [task_number("PII"), 3, 2]}
     rows = Dataset.from_dict(columns)
-    for forget in ({}, {"tasks": ["pii", 3]}):
-        assert (
-            check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo"} | forget}), rows)
-            == []
-        )
+    args = lambda **more: parse_unlearn(BLOCK | {"forget": {"objective": "npo"} | more})  # noqa: E731
+    assert check_columns(args(), rows) == check_columns(args(tasks=["pii", 3]), rows) == []
     with fails("data.entries-and-rows"):
-        check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo", "tasks": 3}}), rows)
+        check_columns(args(tasks=3), rows)
 
 
 RMU = {"objective": "rmu"}
@@ -495,9 +485,8 @@ def test_a_fault_of_the_block_is_the_only_one(entry):
     block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}
     cfg = {"plugins": [PLUGIN], "datasets": [entry([row])], "unlearn": block}
     assert config_checks.faults(cfg) == []
-    assert (
-        len(config_checks.faults(cfg | {"unlearn": block | {"forget": {"objective": "nopo"}}})) == 1
-    )
+    wrong = cfg | {"unlearn": block | {"forget": {"objective": "nopo"}}}
+    assert len(config_checks.faults(wrong)) == 1
 
 
 def test_memory_is_of_the_rows_that_there_are(tmp_path):
@@ -551,13 +540,12 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
     assert "no option" not in check(file)[1][-1]
 
 
-def test_test_datasets_need_the_same_sides(entry):
+def test_test_datasets_need_the_same_sides(entry, both):
     """Forget rows alone were called ready, and failed after the model had been loaded."""
-    cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
-    (fault,) = check_files(cfg | {"test_datasets": [entry([FORGET])]})
+    (fault,) = check_files(both() | {"test_datasets": [entry([FORGET])]})
     assert "`test_datasets` has no entry with `type: axolotl_unlearn.data.retain`" in fault
-    both = [entry([FORGET]), entry([RETAIN], "retain"), entry([FORGET], "memorise")]
-    (fault,) = check_files(cfg | {"test_datasets": both})
+    mixed = [*both()["datasets"], entry([FORGET], "memorise")]
+    (fault,) = check_files(both() | {"test_datasets": mixed})
     assert "`test_datasets` mixes" in fault
 
 
