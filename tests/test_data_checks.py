@@ -458,7 +458,7 @@ def test_a_teacher_of_another_vocabulary_is_found_by_check(tmp_path):
     """Training alone refused it."""
     from data_tokenizers import byte_tokenizer, word_tokenizer
 
-    from axolotl_unlearn.checks.rendered import teacher_faults
+    from axolotl_unlearn.checks.estimate import teacher_faults
 
     word_tokenizer(["other words"]).save_pretrained(tmp_path / "teacher")
     (tmp_path / "teacher/config.json").write_text('{"model_type": "llama"}')

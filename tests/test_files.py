@@ -139,7 +139,7 @@ def test_no_writer_of_the_package_goes_around(request):
         "files.py": "the writer itself",
         "reference/store.py": "appends rows; each has a checksum, half ones are cut off",
         "evaluation/cache.py": "appends rows of a model under work; half lines are made again",
-        "requests/export.py": "in the export's own script, which runs elsewhere",
+        "requests/verify.py": "in the export's own script, which runs elsewhere",
         "requests/request.py": "the ledger appends under a lock, its key is new and exclusive",
         "requests/steps.py": "logs of commands",
         "training/level.py": "into a draft",

@@ -27,11 +27,10 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests import export as exporting
-from axolotl_unlearn.requests.export import export, reply, verify_export
+from axolotl_unlearn.requests import verify as exporting
 from axolotl_unlearn.requests.record import amend, read, sign_file, told, write
 from axolotl_unlearn.requests.request import Ledger, Request, canonical
-from axolotl_unlearn.requests.verify import verify
+from axolotl_unlearn.requests.verify import export, reply, verify, verify_export
 
 GIVEN = {
     "by": "The Team",
@@ -287,7 +286,7 @@ def test_sizes_are_bounded_before_anything_is_read(tmp_path):
         (tmp_path / name).write_bytes(bomb())
     code = (
         "import pathlib, resource, sys\n"
-        "from axolotl_unlearn.requests.export import verify_export\n"
+        "from axolotl_unlearn.requests.verify import verify_export\n"
         "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for path in sys.argv[1:]:\n"
         "    before = most()\n"

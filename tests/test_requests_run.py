@@ -476,9 +476,8 @@ def test_a_rise_of_kept_losses_has_an_interval(tmp_path):
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
     """One training without the rows of both; verified; a file for one of them names nobody."""
-    from axolotl_unlearn.requests.export import export, verify_export
     from axolotl_unlearn.requests.request import Ledger
-    from axolotl_unlearn.requests.verify import verify
+    from axolotl_unlearn.requests.verify import export, verify, verify_export
 
     file = tmp_path / "week.jsonl"
     asked = [{"subject": "T-17", "person": "Ada Quill"}, {"subject": "T-18", "where": {"id": "p3"}}]

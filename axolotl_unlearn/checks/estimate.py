@@ -1,33 +1,41 @@
-"""What a config would do if it were trained now: tokens, overlap, steps, memory.
+"""What a config would do if it were trained now: rows as the model will read them, steps, memory.
 
-For `axolotl-unlearn check --full`, `request offer` and the table of GPU sizes in the docs. Reads
-data, tokenizer and the heads of weight files; loads no weights. Texts are in nothing of it.
+For `axolotl-unlearn check --full` and `--show`, `init`, and the table of GPU sizes in the docs.
+Reads data, tokenizer and the heads of weight files; loads no weights.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from axolotl_unlearn.checks.config import sharding_key, warmup_note
-from axolotl_unlearn.checks.rendered import layout
 from axolotl_unlearn.columns import IGNORE, ROLES
-from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import check_loaded
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn, unlearn_config
+from axolotl_unlearn.data.checks import KEYS, TYPES, check_loaded, role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.overlap import near_note
+from axolotl_unlearn.data.prepared import apart
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.models import cached_on_hub, is_tokenizer
 from axolotl_unlearn.objectives import OBJECTIVES
 
 _LAYER = re.compile(r"\.\d+\.")
 #: Memory of usual GPUs.
 GPUS = ("24 GB", "40 GB", "80 GB")
+#: Characters of a row that are shown.
+_SHOWN = 1200
 
 
 def outlook(
@@ -37,7 +45,7 @@ def outlook(
 
     Args:
         read: The rows by role, as `check_records` has read them.
-        tables: Token rows by role (`axolotl_unlearn.checks.rendered.token_rows`), if there are any.
+        tables: Token rows by role (`token_rows`), if there are any.
     """
     args = parse_unlearn(cfg.get("unlearn") or {})
     if not args.trains:
@@ -220,3 +228,144 @@ def lines(facts: dict[str, Any]) -> Iterator[str]:
     shown |= {"memory": {part: decimal(n) for part, n in facts.get("memory", {}).items()}}
     text = yaml.safe_dump({k: v for k, v in shown.items() if v}, sort_keys=False, width=100)
     yield from (f"  {line}" for line in text.splitlines() if shown != {"memory": {}})
+
+
+# --- rows as the model will read them ------------------------------------------------------------
+
+
+def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
+    """The tokenizer as Axolotl loads it; None where it is not on this machine.
+
+    Raises:
+        UnlearnError: It is here and cannot be loaded.
+    """
+    name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
+    here = Path(name)
+    files = [file.name for file in here.iterdir()] if here.is_dir() else ()
+    if not any(map(is_tokenizer, files)) and not cached_on_hub(name):
+        return None
+    from axolotl.loaders import load_tokenizer
+
+    from axolotl_unlearn.versions import DictDefault
+
+    try:
+        return load_tokenizer(DictDefault(cfg | {"tokenizer_config": name}))
+    except UnlearnError:
+        raise
+    except Exception as error:  # every tokenizer class has errors of its own
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        says = f"the tokenizer of {name} cannot be loaded ({why})"
+        cure = "correct its files or set `tokenizer_config`"
+        raise UnlearnError(f"{says}; {cure}.", code="checks.tokenizer") from None
+
+
+def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
+    """One dataset of each role, of the entries of ``datasets`` that are on this machine; faults.
+
+    The columns are those of `axolotl_unlearn.data.table`; rows to memorise have tokens alone.
+    """
+    from datasets import concatenate_datasets
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    parts: dict[str, list[Any]] = {role: [] for role in TYPES}
+    faults, before = [], logging.root.manager.disable
+    logging.disable(max(before, logging.INFO))  # Axolotl tells each template
+    for entry in cfg.get(KEYS[0]) or []:
+        role = role_of(entry)
+        if role not in parts or not _is_here(entry):
+            continue
+        try:
+            strategy = load_strategy(role, tokenizer, cfg, entry)
+            with _loaded(entry) as dataset:
+                parts[role].append(strategy.wrap_dataset(dataset))
+        except UnlearnError as error:
+            faults.append(str(error))
+    logging.disable(before)
+    return {role: concatenate_datasets(few) for role, few in parts.items() if few}, faults
+
+
+def first_rows(cfg: dict[str, Any], number: int = 1) -> list[str]:
+    """Lines that show rows of each side; a sentence where the tokenizer is not on this machine."""
+    tokenizer = tokenizer_of(cfg)
+    if tokenizer is None:
+        return ["  The tokenizer is not on this machine; `check --show 1` shows rows once it is."]
+    tables, faults = token_rows(cfg, tokenizer)
+    return [*(f"  note: {fault}" for fault in faults), *lines_of(tables, tokenizer, number)]
+
+
+def lines_of(tables: dict[str, Any], tokenizer: Any, number: int) -> Iterator[str]:
+    """So many token rows of each side, `shown`."""
+    for side, rows in tables.items():
+        for place in range(min(number, len(rows))):
+            yield f"  {side} row {place + 1}, > with labels, | without:"
+            yield from shown(rows[place], tokenizer)
+
+
+def teacher_faults(cfg: dict[str, Any], tokenizer: Any) -> list[str]:
+    """Teachers of another vocabulary, which training refuses."""
+    from axolotl_unlearn.reference.teacher import require_same_tokenizer
+
+    args, faults = unlearn_config(cfg), []
+    for path in {one.model for one in args.references() if one.model} if args else ():
+        if os.path.isdir(path):
+            try:
+                require_same_tokenizer(path, tokenizer)
+            except UnlearnError as error:
+                faults.append(str(error))
+    return faults
+
+
+def _is_here(entry: dict[str, Any]) -> bool:
+    return os.path.exists(entry["path"]) or bool(entry.get("data_files"))
+
+
+@contextmanager
+def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
+    """What Axolotl reads of an entry that is not one file, without a copy in the home folder."""
+    if os.path.isfile(entry["path"]):
+        yield None
+        return
+    import datasets
+    from axolotl.utils.data.shared import load_dataset_with_config
+
+    from axolotl_unlearn.versions import DictDefault
+
+    with apart():
+        try:
+            loaded = load_dataset_with_config(DictDefault(entry), False)
+        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+            says = f"{entry['path']} cannot be read as data ({type(error).__name__})"
+            cure = "check `path`, `ds_type` and `data_files`"
+            raise UnlearnError(f"{says}; {cure}.", code="checks.unreadable-data") from None
+        if isinstance(loaded, dict):
+            loaded = loaded.get(entry.get("split") or "train") or next(iter(loaded.values()))
+        yield loaded
+
+
+def runs(labels: Sequence[int]) -> Iterator[tuple[bool, int, int]]:
+    """Stretches of a row's tokens as (has labels, from, to)."""
+    start = 0
+    for labelled, group in groupby(label != IGNORE for label in labels):
+        end = start + len([*group])
+        yield labelled, start, end
+        start = end
+
+
+def layout(labels: Sequence[int]) -> str:
+    """ "12 without label, 7 with": stretches of a row's tokens."""
+    return ", ".join(f"{b - a} {'with' if has else 'without label'}" for has, a, b in runs(labels))
+
+
+def shown(row: dict[str, Any], tokenizer: Any) -> Iterator[str]:
+    """A token row as lines of text; `>` stands before what has labels, `|` before the rest."""
+    left = _SHOWN
+    for has, start, end in runs(row["labels"]):
+        text = tokenizer.decode(row["input_ids"][start:end], skip_special_tokens=False)
+        cut = text if len(text) <= left else f"{text[:left]}..."
+        left -= len(cut)
+        for line in cut.removesuffix("\n").split("\n"):
+            for part in textwrap.wrap(line, 72, drop_whitespace=False) or [""]:
+                yield f"    {'>' if has else '|'} {part}"
+        if left <= 0:
+            return

@@ -56,18 +56,16 @@ def check(
     lines += [f"  note: {one}" for one in notes]
     try:
         if full or show:
-            from axolotl_unlearn.checks import rendered
-
-            tokenizer, tables = rendered.tokenizer_of(cfg), {}
-            if tokenizer is not None:
-                tables, faults = rendered.token_rows(cfg, tokenizer)
-                faults += rendered.teacher_faults(cfg, tokenizer)
-            else:
-                lines.append("  note: the tokenizer is not on this machine: no tokens were made.")
-            lines += rendered.lines_of(tables, tokenizer, show)
-        if full and not faults:
             from axolotl_unlearn.checks import estimate
 
+            tokenizer, tables = estimate.tokenizer_of(cfg), {}
+            if tokenizer is not None:
+                tables, faults = estimate.token_rows(cfg, tokenizer)
+                faults += estimate.teacher_faults(cfg, tokenizer)
+            else:
+                lines.append("  note: the tokenizer is not on this machine: no tokens were made.")
+            lines += estimate.lines_of(tables, tokenizer, show)
+        if full and not faults:
             facts, faults = estimate.outlook(cfg, checked.sides, tables)
             faults += axolotl_faults(copy.deepcopy(cfg)) + objective_faults(cfg)
             lines += estimate.lines(facts)

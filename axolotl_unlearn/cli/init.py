@@ -98,7 +98,7 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
 
 def _first_rows(config: Path) -> list[str]:
     """The first row of each side as the model will read it, if its tokenizer is here."""
-    from axolotl_unlearn.checks.rendered import first_rows
+    from axolotl_unlearn.checks.estimate import first_rows
     from axolotl_unlearn.config.reading import read_config
 
     cfg = read_config(config)

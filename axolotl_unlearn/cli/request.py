@@ -360,9 +360,9 @@ def export(folder: Path, out: Path, **given: Any):
     The record names nobody; the reply says what you give here and nothing else. `@FILE` reads a
     value from a file. Without `--key` whoever receives it cannot tell who wrote it.
     """
-    from axolotl_unlearn.requests.export import export
     from axolotl_unlearn.requests.record import read
     from axolotl_unlearn.requests.request import home
+    from axolotl_unlearn.requests.verify import export
 
     made = export(folder, out, **given)
     days = ", ".join(f"{day} {made[day]}" for day in ("received", "due", "done"))
@@ -391,13 +391,12 @@ def verify(
     signed it; 2: ledger or files were changed; 3: nothing speaks against it, but no signature was
     compared; 4: the signature is not that of the key; 5: the model is another.
     """
-    from axolotl_unlearn.requests import export
-    from axolotl_unlearn.requests.verify import verify
+    from axolotl_unlearn.requests.verify import kept_head, verify, verify_export
 
     if folder.is_file():
-        found = export.verify_export(folder, model, public_key)
+        found = verify_export(folder, model, public_key)
     else:
-        found = verify(folder, model, public_key, head and export.kept_head(head))
+        found = verify(folder, model, public_key, head and kept_head(head))
     if repeat:
         from axolotl_unlearn.requests.ways.retrain import repeat as trained_again
 
