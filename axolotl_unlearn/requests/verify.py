@@ -29,18 +29,7 @@ from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.record import (
-    ERASED,
-    RECORD,
-    ROWS,
-    bound_files,
-    check_key,
-    model_files,
-    places,
-    read,
-    sign_file,
-    signature,
-)
+from axolotl_unlearn.requests.record import signature
 from axolotl_unlearn.requests.request import (
     Excerpt,
     Form,
@@ -64,7 +53,7 @@ NOT_COMPARED = "not compared"
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
 REPLY, HOW = "REPLY.txt", "VERIFY.txt"
 #: Of an export, beside the manifest and its signature; there is no other.
-FILES = (RECORD, record.PAGE, ENTRIES, HANDLING, REPLY, HOW)
+FILES = (record.RECORD, record.PAGE, ENTRIES, HANDLING, REPLY, HOW)
 SIGNATURE = f"{MANIFEST}.sig"
 #: Bytes of an export at most, before anything of it is read.
 LARGEST = 1 << 26
@@ -147,14 +136,14 @@ def verify(
     """
     folder, found = home(folder), Verified()
     ledger = Ledger(folder.parent)
-    check_key(public_key)
+    record.check_key(public_key)
     if found.compare("ledger", "broken", _chain, ledger, head).faults:
         return found
     statement: dict[str, Any] = {}  # believed once it was compared
     found.compare("files", "changed", _compare_files, folder, statement, ledger)
     if statement:
         found.compare("model", "other", _compare_model, folder, statement, ledger, model)
-        found.compare("signature", "other", signature, folder / RECORD, public_key)
+        found.compare("signature", "other", signature, folder / record.RECORD, public_key)
     return found
 
 
@@ -167,7 +156,7 @@ def _chain(ledger: Ledger, head: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> tuple[str, str]:
     """The record, every other file of the request's folder, and the suppression list."""
-    statement |= read(folder)
+    statement |= record.read(folder)
     value, said = compare_files(folder, statement, ledger)
     path = folder.parent / LIST
     if path.exists() and ledger.key() is None:
@@ -198,12 +187,16 @@ def compare_files(
     entries = reversed(ledger.of(folder.name))
     began = "begun" in next(e for e in entries if "record" in e or "begun" in e)
     files, recorded = (
-        {n: one for n, one in every.items() if n.startswith(only) and not (began and n == ERASED)}
-        for every in (bound_files(folder), recorded)
+        {
+            n: one
+            for n, one in every.items()
+            if n.startswith(only) and not (began and n == record.ERASED)
+        }
+        for every in (record.bound_files(folder), recorded)
     )
 
     def fine(name: str) -> bool:
-        return name.startswith(ROWS) or erased(ledger, folder, name)
+        return name.startswith(record.ROWS) or erased(ledger, folder, name)
 
     gone, uncompared = _same_files(files, recorded, folder, fine, ledger)
     said = [f"{len(recorded) - gone - uncompared} others of the request as recorded"]
@@ -228,7 +221,7 @@ def _compare_model(
     if model is None and not Path(source.split("+")[-1]).exists():
         if (last := ledger.accepted()[-1]["request"]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
-    model_files(Path(source.split("+")[-1]))
+    record.model_files(Path(source.split("+")[-1]))
     facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
     base = facts["base"]
     if (before is None) != (base is None):
@@ -256,7 +249,7 @@ def compare_model(
         UnlearnError: The first that is not as recorded.
     """
     recorded = {one["name"]: one["digest"] for one in statement["subject"]}
-    _same_files(model_files(place), recorded, place, gone)
+    _same_files(record.model_files(place), recorded, place, gone)
     return f"all {len(recorded)} files as recorded"
 
 
@@ -360,11 +353,11 @@ def export(
     if subject is not None:
         known = record.read(folder)["predicate"].get("files", {})
         place = folder / "subjects" / subject
-        if f"subjects/{subject}/{RECORD}" not in known:
+        if f"subjects/{subject}/{record.RECORD}" not in known:
             says = f"{folder} has no subject {subject!r}; see subjects.json."
             raise fault("record.no-subject", says)
-    files = {name: (place / name).read_bytes() for name in (RECORD, record.PAGE)}
-    statement = record.parsed(place / RECORD, files[RECORD])
+    files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
+    statement = record.parsed(place / record.RECORD, files[record.RECORD])
     entries, request = ledger.of(folder.name), statement["predicate"]["request"]
     if subject is not None:
         entries = [{key: one[key] for key in OF_ALL if key in one} for one in entries]
@@ -396,7 +389,7 @@ def export(
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / MANIFEST
             path.write_bytes(files[MANIFEST])
-            files[SIGNATURE] = sign_file(path, private_key).read_bytes()
+            files[SIGNATURE] = record.sign_file(path, private_key).read_bytes()
     made = _archive(files)
     if len(made) > LARGEST:
         says = f"{folder}: its export has {len(made)} bytes; ask for a subject."
@@ -419,7 +412,7 @@ def reply(statement: Mapping[str, Any], handling: Mapping[str, Any]) -> str:
     return templates.get_template("reply.txt.j2").render(
         handling=handling,
         facts=facts,
-        places=places(facts.get("erased") or {}),
+        places=record.places(facts.get("erased") or {}),
         exact=facts.get("way", {}).get("because"),
         counted=counted,
     )
@@ -482,12 +475,12 @@ def _compared(path: Path, files: Mapping[str, bytes]) -> tuple[str, str]:
 
 def _read(path: Path, files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Record and handling, where both are what an export holds and fit each other."""
-    statement = record.parsed(path, files[RECORD])
+    statement = record.parsed(path, files[record.RECORD])
     request = statement["predicate"]["request"]
     try:
         handling = Handling.read(files[HANDLING])
         entries = [Excerpt.read(line) for line in io.BytesIO(files[ENTRIES])]
-        known, whole = _known(entries), hashlib.sha256(files[RECORD]).hexdigest()
+        known, whole = _known(entries), hashlib.sha256(files[record.RECORD]).hexdigest()
         same = {"request": request["id"], "subject": request.get("subject"), "record": known}
         same |= {"done": request["recorded"][:10]}
         sound = same.items() <= handling.items() and handling["head"]["entries"] >= len(entries)
@@ -507,7 +500,7 @@ def verify_export(
     Raises:
         UnlearnError: It is no export, or there is no such public key.
     """
-    check_key(public_key)
+    record.check_key(public_key)
     files, found = _opened(path), Verified()
     with tempfile.TemporaryDirectory() as scratch:
         for name in {MANIFEST, SIGNATURE} & set(files):

@@ -33,8 +33,7 @@ def prepare(request: Request) -> dict[str, Any]:
     config, teacher = request.path("forget.yml"), str(request.path("work", "teacher"))
     if wrong := [fault for fault in faults(read_config(config)) if teacher not in fault]:
         raise UnlearnError(f"{config}: {' '.join(wrong)}", code="requests.forget-config")
-    base = request.facts["before"]["model"] if request.facts["adapter"] else None
-    return {"way": "match", "base": base}
+    return {"way": "match", "base": request.base}
 
 
 def require(request: Request) -> None:
