@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from conftest import tiny_llama
 
@@ -121,6 +122,14 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     assert made.exit_code == 0 and "1 row to forget" in made.output, made.output
     missing = run("init", "--kind", "request", "--base-model", "m", "--out", tmp_path / "b.yml")
     assert missing.exit_code == 2 and "--data" in missing.output
+    chats = [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
+    data.write_text(json.dumps(chats[0]) + "\n")
+    more = ("--data", data, "--out", tmp_path / "chats.yml")
+    done = run("init", "--kind", "request", "--base-model", home / "model", *more)
+    assert done.exit_code == 0 and "set `chat_template:`" in done.output, done.output
+    (entry,) = yaml.safe_load((tmp_path / "chats.yml").read_text())["datasets"]
+    assert entry["field_messages"] == "conversations"
+    assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
 
 
 def test_a_shell_completes_commands_and_options(monkeypatch):

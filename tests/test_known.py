@@ -116,6 +116,9 @@ def test_questions_are_asked_through_the_chat_template(home, tmp_path):
              "--max-new-tokens", 8)  # fmt: skip
     found, plain = audit(*words, "--chat"), audit(*words)
     assert found["counts"]["said"] == 10 and plain["counts"]["said"] == 0
+    for more in ((), ("--held-out", home / "heldout.jsonl")):  # which would not help
+        why = audit(*words, *more)["documents"][0]["not_measured"]["recognised"]
+        assert why == "it has questions alone; texts are compared"
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ CONFIGS = {
     ),
     "a plugin's line forgotten": (config(plugins=["axolotl_unlearn.Unlearn"]), "UnlearnPlugin"),
     "no number": (config(learning_rate="fast"), "is no number"),
+    "a run that fine-tunes": (config(unlearn=None), "`axolotl-unlearn request new`"),
     "no optimizer": (config(optimizer="lion_pytorch"), "`optimizer: lion_pytorch` is no optimizer"),
     "output into the model": (config(output_dir="./model"), "which would be overwritten"),
     "a batch size alone": (
@@ -224,6 +225,7 @@ COMMANDS = {
     "chek my.yml": "did you mean `axolotl-unlearn check`?",
     "frobnicate": "`--help` lists them",
     "methods npoo": "'npo'",
+    "check forget.jsonl": "give the path of an Axolotl config",
     "check": "Missing argument 'CONFIG'",
     "check nowhere.yml": "does not exist",
     "check .": "is a folder; name the config in it",
@@ -300,6 +302,17 @@ def test_rows_are_shown_as_the_model_will_read_them(world, monkeypatch, side):
     assert any(line.startswith("| ") and "question 1" in line for line in shown) == (
         side == "memorise"
     )
+
+
+def test_init_leaves_no_config_after_a_fault(world, monkeypatch):
+    """With it the next try ended in "exists; name another file"."""
+    monkeypatch.chdir(world)
+    shutil.copytree("model", "broken")
+    Path("broken/tokenizer.json").write_text("{")
+    line = "init --base-model broken --forget forget.jsonl --retain retain.jsonl --out broken.yml"
+    done = CliRunner().invoke(unlearn, line.split())
+    assert done.exit_code == 2 and "the tokenizer of broken" in done.output, done.output
+    assert not Path("broken.yml").exists()
 
 
 def test_the_version_is_said():

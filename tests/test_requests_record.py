@@ -337,7 +337,8 @@ def test_signature_of_the_owner(folder, keys):  # noqa: F811
     assert verified(4, other) == "other"
     nowhere = said("verify", folder, "--public-key", "nowhere.pem", code=2)
     assert "nowhere.pem does not exist" in nowhere.output
-    said("told", folder, "--recipient", "Cloud")
+    assert "sign the record again" in said("told", folder, "--recipient", "Cloud").output
+    assert "record again" not in said("told", folder, "--recipient", "Mill").output
     assert verified(3, public) == "none", "it was of the record before"
     assert "cannot sign" in said("sign", folder, "--key", public, code=2).output
 

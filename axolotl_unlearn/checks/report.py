@@ -37,9 +37,8 @@ def check(
     entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
     if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
         near = difflib.get_close_matches("unlearn", map(str, cfg), n=1, cutoff=0.7)
-        cure = (
-            f"did you mean `{near[0]}` to be it?" if near else "add one: `unlearn: {preset: ...}`."
-        )
+        cure = "add `unlearn: {preset: ...}`; `axolotl-unlearn request new` takes fine-tuning runs."
+        cure = f"did you mean `{near[0]}` to be it?" if near else cure
         return [f"{path} has no `unlearn:` block; {cure}"], [], {}
     lacks = untrainable(cfg)
     checked = check_records(cfg)

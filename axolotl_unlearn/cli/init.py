@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -61,9 +62,10 @@ def command(kind: str, out: Path | None, **given) -> None:
     default = "out/finetuned" if kind == "request" else "out/unlearned"
     given["output_dir"] = given["output_dir"] or default
     text, said = _config(kind, given, out)
+    first = _first_rows(text)
     write(out, text)
     answer(config=out, rows=said)
-    say(*map(fitted, [f"{out} is written.", *said, *_first_rows(out)]))
+    say(*map(fitted, [f"{out} is written.", *said, *first]))
     ways = {"request": f"axolotl train {out}"}
     click.echo(f"Next: {ways.get(kind, f'axolotl-unlearn check {out}')}")
 
@@ -74,7 +76,9 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     from axolotl_unlearn.models import has_chat_template
 
     template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
-    chat = kind != "request" and has_chat_template(str(given["base_model"]))
+    base = str(given["base_model"])
+    templated = has_chat_template(base)
+    chat = kind != "request" and templated
     sides = [given[name] for name in ("forget", "retain", "data") if given[name]]
     found = {str(side): guessed(side, chat) for side in sides}
     (block, how), *others = found.values()
@@ -82,12 +86,16 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     entry = block.get("rows", {"type": "completion"})
     if "fields" in block and kind == "request":
         entry, how = {"type": "alpaca_chat.load_qa"}, "questions, by the prompt of alpaca_chat"
-    text = text.substitute(given, config=out, type=entry["type"])
+    entry = {"path": str(sides[0]), "ds_type": "json", **entry}
+    flow = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
+    text = text.substitute(given, config=out, entry=flow)
     said = [f"  {path}: read as {words}." for path, (_, words) in found.items()]
     if any(other != block for other, _ in others):
         said.append("  note: the sides have rows of two forms; give both the same.")
     elif kind == "request":
         said = [f"  {sides[0]}: read as {how}."]
+        if entry["type"] == "chat_template" and os.path.isdir(base) and not templated:
+            said.append(f"  note: {base} has no chat template; set `chat_template:`, as chatml.")
     elif block:
         line = yaml.safe_dump({"data": block}, default_flow_style=True, width=1000).strip()[1:-1]
         text = text.replace(
@@ -96,10 +104,9 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     return text, said
 
 
-def _first_rows(config: Path) -> list[str]:
+def _first_rows(config: str) -> list[str]:
     """The first row of each side as the model will read it, if its tokenizer is here."""
     from axolotl_unlearn.checks.estimate import first_rows
-    from axolotl_unlearn.config.reading import read_config
 
-    cfg = read_config(config)
+    cfg = yaml.safe_load(config)
     return first_rows(cfg) if cfg.get("unlearn") else []

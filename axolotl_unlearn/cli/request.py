@@ -414,8 +414,9 @@ def told(folder: Path, recipient: str, day: date | None):
     from axolotl_unlearn.requests.record import told
 
     day = day or date.today()
+    signed = "; sign the record again" * (folder / "record.json.sig").exists()
     told(folder, recipient, day)
-    said = f"{folder}: {recipient} was told on {day}; sign the record again"
+    said = f"{folder}: {recipient} was told on {day}{signed}"
     return Answer({"recipient": recipient, "day": day}, [said])
 
 

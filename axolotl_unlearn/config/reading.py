@@ -43,7 +43,8 @@ def read_config(path: Path) -> dict[str, Any]:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
-        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
+        cure = "correct it, or give the path of an Axolotl config"
+        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}); {cure}.") from None
     if not isinstance(cfg, dict):
         raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
     return cfg

@@ -280,7 +280,8 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
         away["recited"] = f"fewer than {FEW} words follow"
     if p is None:
         short = "its text is too short or too long for the model"
-        away["recognised"] = why or (short if texts else "its rows have no `document`")
+        alone = "it has questions alone; texts are compared"
+        away["recognised"] = (why or short) if texts else alone
     reading = "recited" if any(recited) else "said" if said else ""
     return {
         "document": document,
