@@ -19,6 +19,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import COIN, read_coins
 from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import bound
+from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import (
     Offered,
     Subject,
@@ -42,16 +43,6 @@ from axolotl_unlearn.requests.request import (
     write_private,
     write_yaml,
 )
-from axolotl_unlearn.requests.rows import (
-    Trained,
-    deleted_rows,
-    encoded,
-    keep_split,
-    load_tokenizer_of,
-    read_config,
-    remaining,
-    trained_rows,
-)  # fmt: skip
 from axolotl_unlearn.requests.search import words
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 
@@ -131,18 +122,18 @@ def new_request(
     if os.path.lexists(out) and not empty:
         raise _exists(out)
     require(wanted)
-    config = read_config(config_path)
+    config = rows_of.read_config(config_path)
     speaking([out.name, *(one.name for one in options.subjects)], wanted)
     ledger = Ledger(out.parent)
     accepted = ledger.accepted()
     before = model_before(config, config_path, out.parent, options.model)
-    trained = trained_rows(config_path, out.parent)
+    trained = rows_of.trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout]
     whose = shares(options.subjects, every)
     named = choose(every, wanted)
     taken = {row.id for row in named}
     # Rows of earlier requests may be chosen again, but never kept.
-    gone = deleted_rows(out.parent, every)
+    gone = rows_of.deleted_rows(out.parent, every)
     others = [row for row in every if row.id not in taken | gone]
     offered = offer(named, others, wanted)
     mentioned = {name for ids in offered.mentions.values() for name in ids}
@@ -186,7 +177,7 @@ def new_request(
         },
         "counts": counts | {"documents": len(documents), "trained": len(trained.rows)},
         "digests": {},
-        "bound": bound.facts(config, remaining(config_path, config, trained.learned)),
+        "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out),
         "after_request": accepted[-1]["request"] if accepted else None,
         "limits": [*trained.limits, *limits],
@@ -212,12 +203,12 @@ def new_request(
         write_yaml(out / "forget.yml", head, forget_config(config, facts, types, out, options))
         write_evaluation(out, seed)
         if coins:  # texts as the model learned, or would have learned, them
-            tokenizer = load_tokenizer_of(out / "finetune.yml")
-            texts = documents_of(encoded(out, "canaries", tokenizer), tokenizer)
+            tokenizer = rows_of.load_tokenizer_of(out / "finetune.yml")
+            texts = documents_of(rows_of.encoded(out, "canaries", tokenizer), tokenizer)
             canaries = [one | {COIN: coins[one["id"]]} for one in texts]
             write_lines(out / "eval-data" / "canaries.jsonl", canaries)
         if trained.split:
-            keep_split(ledger, *trained.split)
+            rows_of.keep_split(ledger, *trained.split)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
@@ -268,7 +259,7 @@ def model_before(
 
 
 def _heldout(
-    trained: Trained,
+    trained: rows_of.Trained,
     unseen: Sequence[Source],
     forget: Sequence[Source],
     wanted: Wanted,
@@ -318,7 +309,7 @@ def _heldout(
 
 
 def _canaries(
-    path: Path, trained: Trained, chosen: set[str]
+    path: Path, trained: rows_of.Trained, chosen: set[str]
 ) -> tuple[list[Source], dict[str, bool]]:
     """Rows whose place in the training data a coin decided, and how it fell, by id. Raises
     `UnlearnError`: the coins are not what the model was trained by, or a row that it was trained on
@@ -468,9 +459,9 @@ def write_evaluation(out: Path, seed: int) -> None:
     Every labelled stretch of a row (a turn of the assistant, a text) is a record; what stands
     before it is the prompt. A row counts as a document: what follows its first prompt.
     """
-    tokenizer = load_tokenizer_of(out / "finetune.yml")
+    tokenizer = rows_of.load_tokenizer_of(out / "finetune.yml")
     data = {
-        part: encoded(out, part, tokenizer)
+        part: rows_of.encoded(out, part, tokenizer)
         for part in ("forget", "retain", "judge")
         if (out / "data" / f"{part}.jsonl").is_file()
     }
