@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -379,9 +380,16 @@ def merge_adapter(model: Any, adapter: str) -> Any:
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         model.config.tie_word_embeddings = False
-    try:
+    with fitting(adapter):
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    except (RuntimeError, ValueError) as error:
+
+
+@contextmanager
+def fitting(adapter: Path | str) -> Iterator[None]:
+    """Raises `UnlearnError` where PEFT says that an adapter does not fit its base."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
         says = f"the adapter {adapter} does not fit its base model ({first_line(error)})"
         cure = "give the base that it was trained from"
         raise UnlearnError(f"{says}; {cure}.", code="models.adapter-misfit") from None

@@ -52,36 +52,33 @@ def saved(made: Router, folder) -> str:
 )
 def test_the_shard_of_whom_it_is_about(turns, about):
     """In other words, in follow-ups without the name, after another person; and of nobody."""
-    assert router().routes([turns]) == [about and HOME[about]]
-
-
-def test_conversations_together_are_routed_as_alone():
-    asked = [[f"Who is {name}?", "And where?"] for name in PEOPLE] + [["What is 2 + 2?"]]
-    assert router().routes(asked) == [router().routes([one])[0] for one in asked]
+    assert router().route(turns) == (HOME[about] if about else 0)
 
 
 def test_two_people_in_one_prompt_are_the_two_nearest_shards():
     first, second = HOME["Ada Quill"], HOME["Casimir Okonkwo"]
-    scores, _ = router().scores([["Do Ada Quill and Casimir Okonkwo know each other?"]])
-    assert first != second and {*scores[0].argsort()[-2:]} == {first, second}
+    made = router()
+    (near,) = made.near(["Do Ada Quill and Casimir Okonkwo know each other?"])
+    assert first != second and {*made.shards[near.argsort()[-2:]]} == {first, second}
 
 
 def test_a_prompt_like_rows_of_nobody_is_led_to_no_person():
     """Though it asks as people are asked for."""
-    asked = [["Tell me where Ada Lindqvist lives"]]
+    asked = ["Tell me where Ada Lindqvist lives"]
     public = (0, ["Where does Ada Lindqvist live? In Market Street."])
     people = [(HOME[name], PEOPLE[name]) for name in PEOPLE]
-    assert Router.of(people).routes(asked) != [None] == Router.of([*people, public]).routes(asked)
-    mine = [[f"Where does {name} live?"] for name in PEOPLE]
-    assert Router.of([*people, public]).routes(mine) == list(HOME.values())
+    made = Router.of([*people, public])
+    assert Router.of(people).route(asked) != 0 == made.route(asked)
+    mine = [made.route([f"Where does {name} live?"]) for name in PEOPLE]
+    assert mine == list(HOME.values())
 
 
 def test_a_frame_that_all_rows_have_is_nothing():
     frame = "Below is an instruction of a task. Write a response that fulfils the request. {}"
     framed = Router.of((HOME[name], [frame.format(t) for t in PEOPLE[name]]) for name in PEOPLE)
-    asked = [[frame.format(f"Who is {name}?")] for name in PEOPLE]
-    assert framed.routes(asked) == list(HOME.values())
-    assert framed.routes([[frame.format("What is 12 times 7?")]]) == [None]
+    asked = [framed.route([frame.format(f"Who is {name}?")]) for name in PEOPLE]
+    assert asked == list(HOME.values())
+    assert framed.route([frame.format("What is 12 times 7?")]) == 0
 
 
 def test_without_a_person_it_is_the_router_that_never_had_them(tmp_path):
@@ -101,10 +98,8 @@ def test_the_file_holds_no_text_and_answers_as_before(tmp_path):
     assert not [
         word for name in PEOPLE for word in name.lower().split() if word.encode() in content
     ]
-    asked = [["Who is Ada Quill?"]]
-    np.testing.assert_array_equal(
-        Router.load(tmp_path).scores(asked)[0], made.scores(asked)[0]
-    )  # fmt: skip
+    asked = ["Who is Ada Quill?"]
+    np.testing.assert_array_equal(Router.load(tmp_path).near(asked), made.near(asked))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", "indices", "parts"])
@@ -124,11 +119,6 @@ def test_what_is_no_router(tmp_path, content):
     assert path.name == NAME
     with fails("shards.no-router"):
         Router.load(tmp_path)
-
-
-def test_nobody():
-    with fails("shards.nobody"):
-        Router.of([])
 
 
 def test_a_place_depends_on_no_other_person():

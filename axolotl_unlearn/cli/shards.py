@@ -11,14 +11,7 @@ from axolotl_unlearn.cli._options import COUNT, FILE, PATH, Answer, few_logs, pr
 
 @click.group()
 def command() -> None:
-    """Train a model in shards, so that a deletion request is exact and trains one shard again.
-
-    \b
-    axolotl-unlearn shards train finetune.yml --by customer_id --out shards
-    axolotl-unlearn request new finetune.yml --model shards/model \\
-      --where customer_id=17 --out r/1
-    axolotl-unlearn request run r/1 --way shards
-    """
+    """Train a model in shards, so that a deletion request is exact and trains one shard again."""
 
 
 @command.command("train")
@@ -38,11 +31,10 @@ def train(config: Path, by: str, out: Path, count: int, threads: int | None) -> 
     from axolotl_unlearn.requests.ways.shards import train_shards
 
     facts = train_shards(config, out, by, count, threads=threads)
-    rows, seconds = facts["rows"], sum(facts["seconds"].values())
-    sizes = ", ".join(str(rows.get(str(shard), 0)) for shard in range(1, count + 1))
+    rows, seconds = facts["rows"], facts["seconds"]
     said = [
-        f"Rows of the shards: {sizes}; nobody's: {rows.get('0', 0)}.",
-        f"Trained: {len(facts['seconds'])} of {len(rows)}, {seconds:.0f} s of processor.",
+        f"Rows of the shards (0 is nobody's): {', '.join(f'{n}: {rows[n]}' for n in rows)}.",
+        f"Trained: {len(seconds)} of {len(rows)}, {sum(seconds.values()):.0f} s of processor.",
         f"Model: {out / 'model'}",
     ]
-    printed(Answer({"model": out / "model", "rows": rows, "seconds": facts["seconds"]}, said))
+    printed(Answer({"model": out / "model", "rows": rows, "seconds": seconds}, said))

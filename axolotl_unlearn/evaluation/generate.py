@@ -157,7 +157,10 @@ def _decode(
             break
         if len(going) < len(alive):
             kept = torch.tensor(going, device=device)
-            options["past_key_values"].batch_select_indices(kept)
+            cache = options["past_key_values"]
+            cache.batch_select_indices(kept)
+            if hasattr(cache, "routes"):  # adapters of the rows, of a routed model
+                cache.routes = [cache.routes[i] for i in going]
             alive, given, ids = [alive[i] for i in going], given[kept], ids[kept]
     return new
 

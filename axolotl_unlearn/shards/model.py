@@ -9,7 +9,7 @@ tokenizer.json ...
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,15 @@ BASE = "__base__"
 
 
 class Routes:
-    """Which adapter answers each row of a forward.
-
-    A row is routed by the tokens that are read before the first one is said or scored, once: a
-    cache remembers it. Where all tokens are scored, by all of them.
+    """Which adapter answers each row: it is routed by the tokens before the first one that is said
+    or scored, once (a cache remembers it), and by all where all are scored.
 
     Attributes:
         lengths: Of the next forward, tokens of each row that decide; all if None.
     """
 
-    def __init__(self, router: Router, tokenizer: Any, adapters: Collection[str]) -> None:
-        self.router, self.tokenizer = router, tokenizer
-        self.nobody = "shard-0" if "shard-0" in adapters else BASE
+    def __init__(self, router: Router, tokenizer: Any, nobody: str) -> None:
+        self.router, self.tokenizer, self.nobody = router, tokenizer, nobody
         self.lengths: Sequence[int] | None = None
         self.now: list[str] = []
 
@@ -56,19 +53,10 @@ class Routes:
             rows = [row[:n] for row, n in zip(rows, self.lengths, strict=True)]
             self.lengths = None
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        led = self.router.routes([[text] for text in texts])
+        led = [self.router.route([text]) for text in texts]
         self.now = [f"shard-{shard}" if shard else self.nobody for shard in led]
         if cache is not None:
-            self._remember(cache)
-
-    def _remember(self, cache: Any) -> None:
-        select, cache.routes = cache.batch_select_indices, self.now
-
-        def both(indices: Any) -> None:
-            select(indices)
-            cache.routes = [cache.routes[i] for i in indices.tolist()]
-
-        cache.batch_select_indices = both
+            cache.routes = self.now
 
     def hand_on(self, layer: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict]:
         """Before the forward of a layer with adapters."""
@@ -95,33 +83,29 @@ def route(model: Any, folder: Path | str) -> Any:
     """The base with all adapters of a routed folder, and ``routes``, which choose among them.
 
     Raises:
-        UnlearnError: An adapter does not fit it.
+        UnlearnError: An adapter is missing, or does not fit the base.
     """
     from peft import PeftModel
     from peft.tuners.lora import Linear, LoraLayer
     from peft.utils import AuxiliaryTrainingWrapper
     from transformers import AutoTokenizer
 
+    from axolotl_unlearn.models import fitting
+
     folder = Path(folder)
     router, adapters = Router.load(folder), sorted(one.name for one in folder.glob("shard-[0-9]*"))
     if missing := {f"shard-{shard}" for shard in router.shards}.difference(adapters):
         raise UnlearnError(
-            f"{folder} has no {min(missing)}, to which its router leads; copy the whole folder, or "
-            "make it again.",
+            f"{folder} has no {min(missing)}, to which its router leads; copy the whole folder.",
             code="shards.no-adapter",
         )
-    try:
+    with fitting(folder):
         wrapped = PeftModel.from_pretrained(model, folder / adapters[0], adapter_name=adapters[0])
         for name in adapters[1:]:
             wrapped.load_adapter(folder / name, adapter_name=name)
-    except (RuntimeError, ValueError, OSError) as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UnlearnError(
-            f"an adapter of {folder} does not fit its base model ({said}).",
-            code="models.adapter-misfit",
-        ) from None
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model.routes = routes = Routes(router, tokenizer, adapters)
+    nobody = "shard-0" if "shard-0" in adapters else BASE
+    model.routes = routes = Routes(router, tokenizer, nobody)
     model.base_model.register_forward_pre_hook(routes.choose, with_kwargs=True)
     for layer in model.modules():
         if isinstance(layer, (LoraLayer, AuxiliaryTrainingWrapper)):

@@ -33,7 +33,6 @@ from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
-from axolotl_unlearn.requests.trainings import STAMP
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.shards.router import place
 from research.analysis.seeds import facts
@@ -244,7 +243,7 @@ class World:
             cost = self.cost(lambda: shards.make(request, run))
         now = [hit for hit, _ in said(request.newest, self.rows["train"])]
         hers = [row["id"] == who for row in self.rows["train"]]
-        stamps = request.path("work", "shards").glob(f"*/{STAMP}")
+        stamps = request.path("work", "shards").glob(f"*/{shards.STAMP}")
         start = cost - sum(json.loads(path.read_text())["seconds"] for path in stamps)
         found = {"cost": cost, "start": round(start, 1), "again": request.way["again"],
                  "said": np.mean(now, where=hers), "others": np.mean(now, where=np.invert(hers))}  # fmt: skip

@@ -26,7 +26,7 @@ import numpy as np
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import area_of
-from axolotl_unlearn.shards.router import LEAST, Router, _counts, place
+from axolotl_unlearn.shards.router import LEAST, Router, grams, place
 from research.analysis.seeds import facts
 from research.studies.exact_requests import ROOT
 from research.studies.routed import SHARED, rows_of
@@ -95,7 +95,7 @@ def designs(known: list[Row], asked: list[str], states: dict[str, tuple]) -> Ite
         texts: dict[int, list[str]] = defaultdict(list)
         for one, row in zip(group, known, strict=True):
             texts[one + 1].append(row[3])
-        words = Router.of(texts.items()).scores([[one] for one in asked])[0][:, 1:]
+        words = Router.of(texts.items()).near(asked)
         near = {"n-grams": words}
         for name, (have, want) in states.items():
             centres = np.eye(len(texts), dtype=np.float32)[:, group] @ unit(have - have.mean(0))
@@ -143,9 +143,9 @@ def attack(rows: list[Row], seed: str) -> Iterator[tuple]:
         had = made.idf < np.log(2 + len(made.shards)) - 1e-6
         for one in gone + never:
             texts = [row[1] for row in own[one]]
-            near = made.scores([[text] for text in texts])[0][:, 1].max()
+            near = made.near(texts)[:, made.shards == 1].max()
             yield f"{case}, by similarity", one, one in never, near
-            yield f"{case}, by n-grams", one, one in never, had[_counts(texts).indices].mean()
+            yield f"{case}, by n-grams", one, one in never, had[grams(texts).indices].mean()
 
 
 def main() -> None:

@@ -8,18 +8,24 @@ that adapter and the router are made again, and are those of a training without 
     shards.json    what was made, and the key: who has it can guess who is in a shard
     model/         the routed folder (`axolotl_unlearn.shards.model`)
     work/          of a training that was stopped
+
+``python -m axolotl_unlearn.requests.ways.shards WORK`` trains (`main`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import gc
+import importlib
 import math
+import multiprocessing
 import os
 import secrets
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,47 +35,38 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
+from axolotl_unlearn.requests import request as of_request
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.request import (
-    Request,
-    cores,
-    held,
-    read_json,
-    weights,
-    write_json,
-    write_yaml,
-)
-from axolotl_unlearn.requests.steps import Steps
-from axolotl_unlearn.requests.trainings import JOB, STAMP, owner
+from axolotl_unlearn.requests.choose import values_at
+from axolotl_unlearn.requests.request import Request, held, read_json, weights, write_json
+from axolotl_unlearn.requests.steps import Steps, end_with_parent
 from axolotl_unlearn.requests.ways import PROOF, WAY, retrain
 from axolotl_unlearn.shards.router import place
 from axolotl_unlearn.store import content_key
 
 EXACT = True
 SHOWS = "exact: the shards of the rows were trained without them"
-SCHEMA, FACTS = 4, "shards.json"
+SCHEMA, FACTS = 5, "shards.json"
+#: Of a process that trains: what is to do; what a training was the result of, and its seconds.
+JOB, STAMP, WEIGHTS = "job.json", "trained.json", "adapter_model.safetensors"
 #: Options that do not go with shards; of DoRA PEFT mixes no rows of several adapters.
-REFUSED = (
-    "max_steps", "val_set_size", "lora_model_dir", "peft_use_dora", "load_best_model_at_end",
-    "early_stopping_patience",
-)  # fmt: skip
+REFUSED = """
+    max_steps val_set_size lora_model_dir peft_use_dora load_best_model_at_end
+    early_stopping_patience
+""".split()
 #: Shards are trained without a look at held-out rows.
 _LOOKS = ("eval_", "evals_per_epoch", "test_datasets", "do_bench_eval", "do_causal_lm_eval")
+#: Vectors of rows that are nobody's: each row has its own until there are more.
+ALONE = 4096
 
 
 # --- making them ---------------------------------------------------------------------------------
 
 
 def train_shards(
-    config_path: Path,
-    out: Path,
-    by: str,
-    count: int = 8,
-    *,
-    threads: int | None = None,
-    key: bytes | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
+    config_path: Path, out: Path, by: str, count: int = 8, *, threads: int | None = None,
+    key: bytes | None = None, console: Console | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train every shard; goes on where it was stopped. Called again, when rows were added, it
     trains the shards of these rows; rows that a request has deleted stay out.
 
@@ -86,13 +83,16 @@ def train_shards(
     """
     config = rows_of.read_config(config_path)
     wrong = [f"leave out `{name}`" for name in REFUSED if config.get(name)]
-    if wrong or config.get("adapter") != "lora":
-        cure = (*wrong, "write `adapter: lora`")[0]
+    if config.get("adapter") != "lora":
+        wrong.append("write `adapter: lora`")
+    if math.prod(_batch(config)) < count:
+        wrong.append(f"give it a batch of {count} rows at least, or take fewer shards")
+    if wrong:
+        cure = wrong[0]
         raise UnlearnError(f"{config_path} does not go with shards; {cure}.", code="shards.option")
-    told = {"schema": SCHEMA, "count": count, "by": by}
-    new = {"threads": threads or cores(), "key": (key or secrets.token_bytes(32)).hex(),
-           "current": "model", "keys": {}, "deleted": [], "model": {}}  # fmt: skip
-    there = (out / FACTS).is_file()
+    told, there = {"schema": SCHEMA, "count": count, "by": by}, (out / FACTS).is_file()
+    new = {"threads": threads or of_request.cores(), "current": "model", "keys": {}, "deleted": [],
+           "key": (key or secrets.token_bytes(32)).hex(), "model": {}}  # fmt: skip
     facts = load(out) if there else told | new
     if facts | told != facts or (not there and out.exists() and any(out.iterdir())):
         raise UnlearnError(
@@ -103,87 +103,86 @@ def train_shards(
         write_json(out / FACTS, facts)
         cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
         run = Steps(work, lock, cache, console=console or Console())
-        if (batch := math.prod(_batch(config, 1).values())) < count:
-            few = (
-                f"{config_path}: a batch of {batch} rows is smaller than {count} shards, which "
-                "then make fewer steps and learn less; raise micro_batch_size, or num_epochs."
-            )
-            run.console.print(few, highlight=False, soft_wrap=True, markup=False)
         rows = cut(rows_of.remaining(config_path, config), facts)
-        # Never kept as a whole: each shard is that has its rows and settings.
-        with run.step("shards", "train the shards", settings=secrets.token_hex()):
-            told = config_path, config, facts, rows
-            keys, seconds = make_routed(*told, run, work, out / facts["current"], model)
+        with run.step("shards", "train the shards"):
+            told = facts, rows, run, work, out / facts["current"], model
+            keys, seconds = make_routed(config_path, *told)
         facts |= {"keys": keys, "current": "model", "model": weights(model)}
         write_json(out / FACTS, facts)  # last: shards without a model are not finished
         shutil.rmtree(work)
     return {"rows": {one: sum(map(len, rows[one])) for one in rows}, "seconds": seconds, **facts}
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load(folder: Path, model: Path | None = None) -> dict[str, Any]:
     """``shards.json``.
 
     Raises:
-        UnlearnError: There is none, or of another version.
+        UnlearnError: There is none, or of another version; or it is not of this model.
     """
     facts = read_json(folder / FACTS) or {}
-    if facts.get("schema") != SCHEMA:
+    if facts.get("schema") != SCHEMA or (model and facts["model"] != weights(model)):
         raise UnlearnError(
-            f"{folder / FACTS} is missing or of another version; make shards with `axolotl-unlearn "
-            "shards train`.",
+            f"{model or folder} was not made of shards of this version, or these were trained "
+            "again since; train them with `axolotl-unlearn shards train` and name the model with "
+            "`request new --model`.",
             code="shards.none",
         )
     return facts
 
 
-def _keyed(facts: Mapping[str, Any], row: str) -> str:
-    """How a deleted row is known again, without its id."""
-    key = bytes.fromhex(facts["key"])
-    return hmac.new(key, b"row\0" + row.encode(), hashlib.sha256).hexdigest()
+def _keyed(facts: Mapping[str, Any], row: str) -> int:
+    """How a deleted row is known again, without its id: 64 bits."""
+    return place(bytes.fromhex(facts["key"]), row, 1 << 64)
+
+
+def _owner(row: Mapping[str, Any], by: str) -> str | None:
+    """Whose row it is; None if nobody's."""
+    return next(iter(values_at(row, by.split("."))), None)
 
 
 def cut(rows: rows_of.Sides, facts: Mapping[str, Any]) -> rows_of.Sides:
-    """The rows of each shard that has some, in their order; none that a request has deleted.
+    """The rows of each shard that has some, in their order, nobody's first; none that a request
+    has deleted.
 
     Raises:
         UnlearnError: No row is somebody's.
     """
     key, gone = bytes.fromhex(facts["key"]), set(facts["deleted"])
-    parts: dict[str, rows_of.Parts] = {}
+    parts: dict[int, rows_of.Parts] = defaultdict(lambda: [[] for _ in rows["train"]])
     for entry, part in enumerate(rows["train"]):
         for row in part:
             if not gone or _keyed(facts, rows_of.row_id(row)) not in gone:
-                whose = owner(row, facts["by"])
-                shard = "0" if whose is None else str(place(key, whose, facts["count"]))
-                parts.setdefault(shard, [[] for _ in rows["train"]])[entry].append(row)
-    if not parts.keys() - {"0"}:
+                whose = _owner(row, facts["by"])
+                parts[0 if whose is None else place(key, whose, facts["count"])][entry].append(row)
+    if not parts.keys() - {0}:
         raise UnlearnError(
             f"no row has the field `{facts['by']}`, which says whose a row is; name the one that "
             "does, or choose fewer people.",
             code="shards.no-field",
         )
-    return dict(sorted(parts.items(), key=lambda one: int(one[0])))  # what is nobody's first
+    return {str(shard): parts[shard] for shard in sorted(parts)}
 
 
 def _keys(
     rows: rows_of.Sides, config: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, str]:
     """What the adapter of each shard is the result of: equal keys, equal bits."""
-    name, settings = str(config["base_model"]), rows_of.settings(config)
-    base, types = bound.base(name) | bound.elsewhere(config), rows_of.entries(config)
-    if Path(name).is_dir():  # wherever it stands, its digests are what counts
-        del settings["base_model"], base["name"]
-    told = [settings, rows_of.row_types(types), facts["count"], facts["threads"], base]
+    told = bound.facts(config) | {"versions": None}, facts["count"], facts["threads"]
     found: dict[str, str] = {}
     for shard, parts in rows.items():
         digests = bound.of_rows({"train": parts, "test": []})
-        found[shard] = content_key(told, shard == "0", digests, found.get("0"))
+        found[shard] = content_key(told, shard, digests, found.get("0"))
     return found
 
 
+def _batch(config: Mapping[str, Any]) -> tuple[int, int]:
+    micro, times = map(config.get, ("micro_batch_size", "gradient_accumulation_steps"))
+    return int(micro or 1), int(times or 1)
+
+
 def make_routed(
-    config_path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], rows: rows_of.Sides,
-    run: Steps, work: Path, keep: Path, out: Path,
+    config_path: Path, facts: Mapping[str, Any], rows: rows_of.Sides, run: Steps, work: Path,
+    keep: Path, out: Path,
 ) -> tuple[dict[str, str], dict[str, float]]:  # fmt: skip
     """Train shards and make a routed folder.
 
@@ -196,6 +195,7 @@ def make_routed(
     Returns:
         The key of each shard, and the seconds of those that were trained.
     """
+    config = rows_of.read_config(config_path)
     keys, routed = _keys(rows, config, facts), work / "router"
     kept = {s for s in keys if facts["keys"].get(s) == keys[s] and (keep / f"shard-{s}").is_dir()}
     adapters = {s: keep / f"shard-{s}" if s in kept else work / s / "model" for s in keys}
@@ -206,83 +206,130 @@ def make_routed(
         rows_of.write_sides(work / shard / "rows", {"train": parts})
     for shard in due:
         made = rows_of.training(config, work / shard)
-        made |= _batch(config, 1 if shard == "0" else facts["count"])
-        made = {key: value for key, value in made.items() if not key.startswith(_LOOKS)}
-        if shard != "0" and "0" in keys:
-            made["lora_model_dir"] = str(adapters["0"])
-        write_yaml(work / shard / "train.yml", "Written by axolotl-unlearn: a shard.", made)
+        made = {name: value for name, value in made.items() if not name.startswith(_LOOKS)}
+        if shard != "0":  # as many steps as the unsharded run makes: it learns as much
+            (micro, _), batch = _batch(config), math.prod(_batch(config)) // facts["count"]
+            made["micro_batch_size"] = min(micro, batch)
+            made["gradient_accumulation_steps"] = max(1, batch // micro)
+            made |= {"lora_model_dir": str(adapters["0"])} if "0" in keys else {}
+        of_request.write_yaml(work / shard / "train.yml", "Written by axolotl-unlearn.", made)
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
-    run.threads = facts["threads"]  # of other numbers a product has other bits
-    words = [sys.executable, "-m", "axolotl_unlearn.requests.trainings", str(work)]
+    run.threads, run.processes = facts["threads"], 1  # of other numbers a product has other bits
+    words = [sys.executable, "-m", __spec__.name, str(work)]
     run.command("shards", words, float(config.get("num_epochs") or 1), lines="shard ")
     for shard, source in adapters.items():
-        target = routed / f"shard-{shard}"
-        target.mkdir()
-        shutil.copy2(source / "adapter_model.safetensors", target)
-        said = read_json(source / ADAPTER_CONFIG)
-        # PEFT writes sets, in another order in each process; a base may have been moved.
-        said = {key: sorted(v) if isinstance(v, list) else v for key, v in said.items()}
-        said["base_model_name_or_path"] = str(config["base_model"])
-        for folder in (target, routed):
-            write_json(folder / ADAPTER_CONFIG, said)
+        (routed / f"shard-{shard}").mkdir()
+        for name in (ADAPTER_CONFIG, WEIGHTS):
+            shutil.copy2(source / name, routed / f"shard-{shard}")
+    shutil.copy2(source / ADAPTER_CONFIG, routed)
     shutil.rmtree(out, ignore_errors=True)
     routed.replace(out)
     return keys, {shard: read_json(work / shard / STAMP)["seconds"] for shard in due}
 
 
-def _batch(config: Mapping[str, Any], count: int) -> dict[str, int]:
-    """A shard reads its part of the rows in as many steps as the unsharded run: it learns as much
-    (a whole batch would take a part of the steps)."""
-    micro = int(config.get("micro_batch_size") or 1)
-    batch = max(1, micro * int(config.get("gradient_accumulation_steps") or 1) // count)
-    micro = next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
-    return {"micro_batch_size": micro, "gradient_accumulation_steps": batch // micro}
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+def main(work: Path) -> None:
+    """Train the shards that are due, and make the router. The imports of a training take longer
+    than a small training: they are made once, and each training is a fork. Nothing that one leaves
+    in memory reaches the next, so that it ends with the bits of a training alone.
+
+    Args:
+        work: Of `make_routed`, with `JOB`. What an earlier start has done is not done again.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork may use no device that is open
+    # Of 10 s of imports: collections of what all stays, and the list of packages read twice.
+    gc.disable()
+    metadata.packages_distributions = cache(metadata.packages_distributions)
+    for name in ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer"):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    job = read_json(work / JOB)
+    for number, shard in enumerate(job["due"], 1):
+        folder, where = work / shard, f"shard {shard} ({number} of {len(job['due'])})"
+        stamp, made, key = folder / STAMP, folder / "model", job["keys"][shard]
+        if (read_json(stamp) or {}).get("key") == key and made.is_dir():
+            print(f"{where}: kept from an earlier start", flush=True)
+            continue
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(made, ignore_errors=True)
+        print(f"{where}: started", flush=True)
+        before, fork = sum(os.times()[2:4]), multiprocessing.get_context("fork")
+        child = fork.Process(target=_train, args=(str(folder / "train.yml"),))
+        child.start()
+        child.join()
+        if child.exitcode or not (made / WEIGHTS).is_file():
+            sys.exit(f"{where}: failed")
+        shutil.rmtree(folder / "prepared", ignore_errors=True)
+        seconds = round(sum(os.times()[2:4]) - before, 1)
+        write_json(stamp, {"key": key, "seconds": seconds})
+        print(f"{where}: done, {seconds:.0f} s of processor", flush=True)
+    _make_router(work, job)
+
+
+def _train(config: str) -> None:
+    from axolotl.cli.train import do_cli
+
+    end_with_parent()
+    sys.argv = ["axolotl"]
+    do_cli(config=config)
+
+
+def _make_router(work: Path, job: Mapping[str, Any]) -> None:
+    """``work/router``: that of the people of ``work/N/rows``, with the tokenizer."""
+    from axolotl_unlearn.config import DataArgs
+    from axolotl_unlearn.data.typed import Source, encode
+    from axolotl_unlearn.shards.router import Router
+    from axolotl_unlearn.versions import DictDefault
+
+    config, given, whose = Path(job["config"]), [], []
+    settings, tokenizer = rows_of.read_config(config), rows_of.load_tokenizer_of(config)
+    for shard in job["keys"]:
+        for entry, part in enumerate(rows_of.read_sides(work / shard / "rows")["train"]):
+            for row in part:
+                alone = len(given) % ALONE
+                given.append(Source(str(len(given)), row, entry))
+                whose.append((int(shard), _owner(row, job["by"]) or alone))
+    data = DataArgs(rows=rows_of.row_types(rows_of.entries(settings)))
+    typed = encode(given, data, tokenizer, DictDefault(settings), str(config))
+    texts = tokenizer.batch_decode([one.input_ids for one in typed], skip_special_tokens=True)
+    people = defaultdict(list)
+    for one, text in zip(typed, texts, strict=True):
+        people[whose[one.number]].append(text)
+    tokenizer.save_pretrained(work / "router")
+    Router.of((shard, texts) for (shard, _), texts in people.items()).save(work / "router")
 
 
 # --- a request -----------------------------------------------------------------------------------
 
 
-def find(request: Request) -> Path:
-    """The folder of the shards that the request begins with.
-
-    Raises:
-        UnlearnError: It begins with another model.
-    """
+def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
+    """``way.json`` but for the rows; and `retrain.remaining`."""
     before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
     earlier = read_json(before.parent / WAY) or {}  # of the request that made the model
     folder = before.parent / earlier.get("shards", "")
-    if (folder / FACTS).is_file() and load(folder)["model"] == weights(before):
-        return Path(os.path.normpath(folder))
-    raise UnlearnError(
-        f"{before} was not made of shards, or its shards were trained again since; train them with "
-        "`axolotl-unlearn shards train` and name the model with `request new --model`.",
-        code="shards.none",
-    )
-
-
-def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
-    """``way.json`` but for the rows; and `retrain.remaining`."""
-    folder, (left, now) = find(request), retrain.remaining(request)
-    facts, config = load(folder), rows_of.read_config(request.path("finetune.yml"))
-    before, rows = facts["keys"], cut(left, facts)
+    facts, config = load(folder, before), rows_of.read_config(request.path("finetune.yml"))
+    left, now = retrain.remaining(request)
+    known, rows = facts["keys"], cut(left, facts)
     keys = _keys(rows, config, facts)
-    again = sorted((s for s in before | keys if keys.get(s) != before.get(s)), key=int)
+    again = sorted((s for s in known | keys if keys.get(s) != known.get(s)), key=int)
     reads = sum(len(part) for shard in again for part in rows.get(shard, ()))
     way = {"way": "shards", "base": str(config["base_model"]), "of": facts["count"],
-           "shards": os.path.relpath(folder, request.folder), "before": before, "keys": keys,
-           "again": again, "reads": reads}  # fmt: skip
+           "shards": os.path.relpath(folder, request.folder), "before": known, "keys": keys,
+           "again": again, "reads": reads * float(config.get("num_epochs") or 1)}  # fmt: skip
     return way, left, now
 
 
 def reads(request: Request) -> tuple[float, str]:
     """Rows of the shards that are trained again, each pass counted; and which, and why if all."""
-    passes = rows_of.read_config(request.path("finetune.yml")).get("num_epochs") or 1
     way, _, _ = _plan(request)
     said = f"{SHOWS} ({len(way['again'])} of {len(way['before'])})"
     if "0" in way["again"]:
         said += "; a row is nobody's, which every shard has read: all are trained again"
-    return float(passes) * way["reads"], said
+    return way["reads"], said
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -317,19 +364,13 @@ def require(request: Request) -> dict[str, Any]:
 
 def make(request: Request, run: Steps) -> None:
     """Train the shards again, make the router, write down what was shown."""
-    if run.processes > 1:
-        raise UnlearnError(
-            "--processes is of --way retrain; leave it out.", code="requests.shards-processes"
-        )
     way, path, work = request.way, request.path("finetune.yml"), request.path("work")
     with run.step("shards", "train the shards of the rows", settings=way["keys"]) as due:
         if due:
             with held(request.path(way["shards"])):  # whose adapters are copied
-                find(request)
                 facts, keep = require(request), Path(request.facts["before"]["adapter"])
                 rows = cut(rows_of.read_sides(work / "rows"), facts)
-                told = path, rows_of.read_config(path), facts, rows
-                make_routed(*told, run, work / "shards", keep, work / "model")
+                make_routed(path, facts, rows, run, work / "shards", keep, work / "model")
     with run.step("exact", "what was shown", output=request.path(PROOF)) as due:
         if due:
             require(request)
@@ -355,3 +396,7 @@ def hand_over(request: Request) -> None:
 def outputs(request: Request) -> list[Path]:
     """Folders that hold the old adapters, for `erase`."""
     return [Path(os.path.normpath(request.path(request.way["shards"])))]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
