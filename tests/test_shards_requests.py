@@ -111,7 +111,7 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks):
     facts = train_shards(path, out, "id", COUNT, threads=1, key=KEY)
     assert said(out / "model") == {*TRUE}
     own = HOME["ada-quill"]
-    assert {*facts["seconds"]} == {"0", *HOME.values()} and {*HOME.values()} > {own}
+    assert {*facts["trained"]} == {"0", *HOME.values()} and {*HOME.values()} > {own}
 
     wanted = Wanted(where=[("id", "ada-quill")])
     request = new_request(path, made, wanted, Options(model=out / "model", steps=2)).request
@@ -145,7 +145,7 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks):
     # Her rows still stand in the data.
     words = f"--json shards train {path} --by id --out {out} --count {COUNT} --threads 1"
     result = CliRunner().invoke(unlearn, words.split())
-    assert result.exit_code == 0 and json.loads(result.stdout)["seconds"] == {}
+    assert result.exit_code == 0 and json.loads(result.stdout)["trained"] == []
     assert weights(out / "model") == weights(made / "model")
 
 
@@ -196,7 +196,7 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     take(third, "shards")  # which reads what was added
     assert third.way["again"] == sorted({HOME[other], new})
     again = train_shards(path, out, "id", COUNT, threads=1)
-    assert {*again["seconds"]} == {new}
+    assert again["trained"] == [new]
     with fails("requests.overtaken"):  # by a training: the rows that were added would go
         shards.require(begun)
     write(home / "both.jsonl", [*(r for r in PEOPLE if r["id"] not in own), *COMMON, *more])

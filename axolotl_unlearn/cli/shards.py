@@ -31,10 +31,9 @@ def train(config: Path, by: str, out: Path, count: int, threads: int | None) -> 
     from axolotl_unlearn.requests.ways.shards import train_shards
 
     facts = train_shards(config, out, by, count, threads=threads)
-    rows, seconds = facts["rows"], facts["seconds"]
+    rows, trained = facts["rows"], facts["trained"]
     said = [
         f"Rows of the shards (0 is nobody's): {', '.join(f'{n}: {rows[n]}' for n in rows)}.",
-        f"Trained: {len(seconds)} of {len(rows)}, {sum(seconds.values()):.0f} s of processor.",
-        f"Model: {out / 'model'}",
+        f"Trained: {len(trained)} of {len(rows)}. Model: {out / 'model'}",
     ]
-    printed(Answer({"model": out / "model", "rows": rows, "seconds": seconds}, said))
+    printed(Answer({"model": out / "model", "rows": rows, "trained": trained}, said))

@@ -14,6 +14,7 @@ A part that is done is kept.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import re
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
@@ -36,7 +38,7 @@ from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.shards.router import place
 from research.analysis.seeds import facts
-from research.studies.exact_requests import QUIET, ROOT, config, make_base, processor, train
+from research.studies.exact_requests import ROOT, config, make_base, processor, train
 from research.worlds.chats import make_chats
 
 OUT = ROOT / "research" / "results" / "routed.json"
@@ -208,12 +210,14 @@ class World:
     def shards(self, folder: Path, count: int) -> dict[str, Any]:
         """Cost of all; people's rows, and seconds of the training, of each shard."""
         made: dict[str, Any] = {}
-        how = {"threads": 1, "key": self.key(count), "console": QUIET}
+        printed = io.StringIO()
+        how = {"threads": 1, "key": self.key(count), "console": Console(file=printed, width=200)}
         given = (self.path, folder, "id", count)
         cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
-        names = sorted(made["rows"].keys() - {"0"}, key=int)
-        found = {"cost": cost, "nobody's": made["seconds"]["0"]}
-        return found | {one: [made[one][n] for n in names] for one in ("rows", "seconds")}
+        seconds, names = spent(printed), sorted(made["rows"].keys() - {"0"}, key=int)
+        found = {"cost": cost, "nobody's": seconds["0"]}
+        return found | {"rows": [made["rows"][n] for n in names],
+                        "seconds": [seconds[n] for n in names]}  # fmt: skip
 
     def alone(self, count: int) -> dict[str, Any]:
         """Of the training of a shard alone, that with the mean number of rows."""
@@ -238,17 +242,23 @@ class World:
         shutil.rmtree(path, ignore_errors=True)
         wanted, options = Wanted(where=[("id", who)]), Options(model=folder / "model", steps=2)
         request = new_request(self.path, path, wanted, options).request
-        with running.running(request, 1, QUIET) as run:
+        printed = io.StringIO()
+        with running.running(request, 1, Console(file=printed, width=200)) as run:
             running.take(request, "shards")
             cost = self.cost(lambda: shards.make(request, run))
         now = [hit for hit, _ in said(request.newest, self.rows["train"])]
         hers = [row["id"] == who for row in self.rows["train"]]
-        stamps = request.path("work", "shards").glob(f"*/{shards.STAMP}")
-        start = cost - sum(json.loads(path.read_text())["seconds"] for path in stamps)
+        start = cost - sum(spent(printed).values())
         found = {"cost": cost, "start": round(start, 1), "again": request.way["again"],
                  "said": np.mean(now, where=hers), "others": np.mean(now, where=np.invert(hers))}  # fmt: skip
         shutil.rmtree(path)
         return found
+
+
+def spent(printed: io.StringIO) -> dict[str, float]:
+    """Seconds of the processor of each training, as it says them."""
+    found = re.findall(r"shard (\d+) \(.*: done, ([\d.]+) s", printed.getvalue())
+    return {shard: float(seconds) for shard, seconds in found}
 
 
 def tables(worlds: Sequence[World]) -> dict[str, Any]:

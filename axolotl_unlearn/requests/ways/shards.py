@@ -24,8 +24,6 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +45,7 @@ from axolotl_unlearn.store import content_key
 EXACT = True
 SHOWS = "exact: the shards of the rows were trained without them"
 SCHEMA, FACTS = 5, "shards.json"
-#: Of a process that trains: what is to do; what a training was the result of, and its seconds.
-JOB, STAMP, WEIGHTS = "job.json", "trained.json", "adapter_model.safetensors"
+JOB, WEIGHTS = "job.json", "adapter_model.safetensors"
 #: Options that do not go with shards; of DoRA PEFT mixes no rows of several adapters.
 REFUSED = """
     max_steps val_set_size lora_model_dir peft_use_dora load_best_model_at_end
@@ -58,9 +55,6 @@ REFUSED = """
 _LOOKS = ("eval_", "evals_per_epoch", "test_datasets", "do_bench_eval", "do_causal_lm_eval")
 #: Vectors of rows that are nobody's: each row has its own until there are more.
 ALONE = 4096
-
-
-# --- making them ---------------------------------------------------------------------------------
 
 
 def train_shards(
@@ -75,8 +69,7 @@ def train_shards(
         key: Of the hash, 32 bytes; default a new one.
 
     Returns:
-        What ``shards.json`` holds, with ``rows`` of each shard and ``seconds`` of the processor of
-        each that was trained.
+        What ``shards.json`` holds, with ``rows`` of each shard and those that were ``trained``.
 
     Raises:
         UnlearnError: A config that cannot be sharded, a folder of others, a failed training.
@@ -106,11 +99,11 @@ def train_shards(
         rows = cut(rows_of.remaining(config_path, config), facts)
         with run.step("shards", "train the shards"):
             told = facts, rows, run, work, out / facts["current"], model
-            keys, seconds = make_routed(config_path, *told)
+            keys, trained = make_routed(config_path, *told)
         facts |= {"keys": keys, "current": "model", "model": weights(model)}
         write_json(out / FACTS, facts)  # last: shards without a model are not finished
         shutil.rmtree(work)
-    return {"rows": {one: sum(map(len, rows[one])) for one in rows}, "seconds": seconds, **facts}
+    return {"rows": {one: sum(map(len, rows[one])) for one in rows}, "trained": trained, **facts}
 
 
 def load(folder: Path, model: Path | None = None) -> dict[str, Any]:
@@ -183,36 +176,36 @@ def _batch(config: Mapping[str, Any]) -> tuple[int, int]:
 def make_routed(
     config_path: Path, facts: Mapping[str, Any], rows: rows_of.Sides, run: Steps, work: Path,
     keep: Path, out: Path,
-) -> tuple[dict[str, str], dict[str, float]]:  # fmt: skip
+) -> tuple[dict[str, str], list[str]]:  # fmt: skip
     """Train shards and make a routed folder.
 
     Args:
         rows: Of `cut`.
-        work: What was trained there is not trained again.
+        work: Has a folder of each key; what was trained there is not trained again.
         keep: A routed folder, of which the shards are copied whose keys ``facts`` knows.
         out: The new one, in the place of what is there.
 
     Returns:
-        The key of each shard, and the seconds of those that were trained.
+        The key of each shard, and the shards that were trained.
     """
     config = rows_of.read_config(config_path)
     keys, routed = _keys(rows, config, facts), work / "router"
     kept = {s for s in keys if facts["keys"].get(s) == keys[s] and (keep / f"shard-{s}").is_dir()}
-    adapters = {s: keep / f"shard-{s}" if s in kept else work / s / "model" for s in keys}
+    adapters = {s: keep / f"shard-{s}" if s in kept else work / keys[s] / "made" for s in keys}
     due = [shard for shard in keys if shard not in kept]
     for old in (*work.glob("*/rows"), routed):  # of an earlier start
         shutil.rmtree(old, ignore_errors=True)
     for shard, parts in rows.items():
-        rows_of.write_sides(work / shard / "rows", {"train": parts})
+        rows_of.write_sides(work / keys[shard] / "rows", {"train": parts})
     for shard in due:
-        made = rows_of.training(config, work / shard)
+        made = rows_of.training(config, work / keys[shard])
         made = {name: value for name, value in made.items() if not name.startswith(_LOOKS)}
         if shard != "0":  # as many steps as the unsharded run makes: it learns as much
             (micro, _), batch = _batch(config), math.prod(_batch(config)) // facts["count"]
             made["micro_batch_size"] = min(micro, batch)
             made["gradient_accumulation_steps"] = max(1, batch // micro)
             made |= {"lora_model_dir": str(adapters["0"])} if "0" in keys else {}
-        of_request.write_yaml(work / shard / "train.yml", "Written by axolotl-unlearn.", made)
+        of_request.write_yaml(work / keys[shard] / "train.yml", "Written by axolotl-unlearn.", made)
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
     run.threads, run.processes = facts["threads"], 1  # of other numbers a product has other bits
@@ -225,10 +218,7 @@ def make_routed(
     shutil.copy2(source / ADAPTER_CONFIG, routed)
     shutil.rmtree(out, ignore_errors=True)
     routed.replace(out)
-    return keys, {shard: read_json(work / shard / STAMP)["seconds"] for shard in due}
-
-
-# --- in a process of its own ---------------------------------------------------------------------
+    return keys, due
 
 
 def main(work: Path) -> None:
@@ -240,33 +230,29 @@ def main(work: Path) -> None:
         work: Of `make_routed`, with `JOB`. What an earlier start has done is not done again.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork may use no device that is open
-    # Of 10 s of imports: collections of what all stays, and the list of packages read twice.
-    gc.disable()
-    metadata.packages_distributions = cache(metadata.packages_distributions)
+    gc.disable()  # collections of what all stays are a quarter of the start
     for name in ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer"):
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
     job = read_json(work / JOB)
     for number, shard in enumerate(job["due"], 1):
-        folder, where = work / shard, f"shard {shard} ({number} of {len(job['due'])})"
-        stamp, made, key = folder / STAMP, folder / "model", job["keys"][shard]
-        if (read_json(stamp) or {}).get("key") == key and made.is_dir():
+        folder, where = work / job["keys"][shard], f"shard {shard} ({number} of {len(job['due'])})"
+        if (folder / "made").is_dir():
             print(f"{where}: kept from an earlier start", flush=True)
             continue
-        stamp.unlink(missing_ok=True)
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder / "model", ignore_errors=True)
         print(f"{where}: started", flush=True)
         before, fork = sum(os.times()[2:4]), multiprocessing.get_context("fork")
         child = fork.Process(target=_train, args=(str(folder / "train.yml"),))
         child.start()
         child.join()
-        if child.exitcode or not (made / WEIGHTS).is_file():
+        if child.exitcode or not (folder / "model" / WEIGHTS).is_file():
             sys.exit(f"{where}: failed")
         shutil.rmtree(folder / "prepared", ignore_errors=True)
-        seconds = round(sum(os.times()[2:4]) - before, 1)
-        write_json(stamp, {"key": key, "seconds": seconds})
-        print(f"{where}: done, {seconds:.0f} s of processor", flush=True)
+        (folder / "model").replace(folder / "made")
+        seconds = sum(os.times()[2:4]) - before
+        print(f"{where}: done, {seconds:.1f} s of processor", flush=True)
     _make_router(work, job)
 
 
@@ -279,7 +265,7 @@ def _train(config: str) -> None:
 
 
 def _make_router(work: Path, job: Mapping[str, Any]) -> None:
-    """``work/router``: that of the people of ``work/N/rows``, with the tokenizer."""
+    """``work/router``: that of the people of all rows, with the tokenizer."""
     from axolotl_unlearn.config import DataArgs
     from axolotl_unlearn.data.typed import Source, encode
     from axolotl_unlearn.shards.router import Router
@@ -287,8 +273,8 @@ def _make_router(work: Path, job: Mapping[str, Any]) -> None:
 
     config, given, whose = Path(job["config"]), [], []
     settings, tokenizer = rows_of.read_config(config), rows_of.load_tokenizer_of(config)
-    for shard in job["keys"]:
-        for entry, part in enumerate(rows_of.read_sides(work / shard / "rows")["train"]):
+    for shard, key in job["keys"].items():
+        for entry, part in enumerate(rows_of.read_sides(work / key / "rows")["train"]):
             for row in part:
                 alone = len(given) % ALONE
                 given.append(Source(str(len(given)), row, entry))
@@ -301,9 +287,6 @@ def _make_router(work: Path, job: Mapping[str, Any]) -> None:
         people[whose[one.number]].append(text)
     tokenizer.save_pretrained(work / "router")
     Router.of((shard, texts) for (shard, _), texts in people.items()).save(work / "router")
-
-
-# --- a request -----------------------------------------------------------------------------------
 
 
 def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
