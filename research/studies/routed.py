@@ -47,7 +47,7 @@ SHARED = ROOT.parent / "shared"
 WORLDS: dict[str, tuple[str, dict[str, int], tuple[int, ...]]] = {
     "people": ("people", {}, (8, 20)),
     "longer": ("people", {"num_epochs": 80, "micro_batch_size": 60}, ()),
-    "tofu": ("tofu", {}, (8,)),
+    "tofu": ("tofu", {"num_epochs": 100}, (8,)),  # after 40 the unsharded run had learned 0.13
     "lume": ("lume", {}, (8,)),
 }
 #: What a table says beside the number of shards.
@@ -115,7 +115,7 @@ def tofu(data: Path, seed: int) -> dict[str, list[tuple]]:
         sorted(rows[at : at + 20], key=lambda row: len(row[2]))[:SHORT] for at in range(0, 400, 20)
     )
     return {"background": [], "train": sum(own, []), "test": read("retain")[:60],
-            "nobody": read("world_facts")[:48]}  # fmt: skip
+            "nobody": read("world_facts")[:24]}  # fmt: skip
 
 
 def lume(data: Path, seed: int) -> dict[str, list[tuple]]:
@@ -271,15 +271,16 @@ def tables(worlds: Sequence[World]) -> dict[str, Any]:
                 continue
             title = f"{count} shards{NAMES[name]}"
             for case in ("as trained", "paraphrased", "nobody's"):
-                before = [a for w in done for a, _ in w.found["unsharded"][case]]
-                after = [a for w in done for a, _ in w.found[str(count)][case]]
-                if sum(before) < 5:  # nothing to keep
-                    continue
+                shown = f"{title}, {case}"
+                before, after = ([row for w in done for row in w.found[side][case]]
+                                 for side in ("unsharded", str(count)))  # fmt: skip
+                tokens = sum(said for said, _ in before) < 5  # no answers to keep
+                before, after = ([row[tokens] for row in side] for side in (before, after))
                 rows = [(w.seed, row) for w in done
                         for row in w.rows["nobody" if case == "nobody's" else "train"]]  # fmt: skip
                 whose = [f"{seed} {one.get('id', n // 6)}" for n, (seed, one) in enumerate(rows)]
                 means = (f"{np.mean(values):.3f}" for values in (before, after))
-                kept.append([f"{title}, {case}", *means, ratio(before, after, whose)])
+                kept.append([shown + ", tokens" * tokens, *means, ratio(before, after, whose)])
             rows = []
             for w in (w for w in done if name == "people"):  # a large shard has more of the people
                 sizes, request = w.found[f"{count} shards"], w.found[f"{count} request"]
