@@ -2,7 +2,6 @@
 
     python -m research.studies.chat_model OUT dev        seed 500, one training: are rows learned?
     python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
-    python -m research.studies.chat_model OUT larger     seed 512: a batch of 48, the shards alone
     python -m research.studies.chat_model OUT results    of what is done
 
 SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
@@ -55,8 +54,6 @@ SETTINGS = {
     "sequence_len": 128,
     "peft_layers_to_transform": list(range(15, 30)),
 }  # the upper half: a third of the time
-#: Six rows a step in each shard, where two paid the fixed cost of each; a seed named before.
-LARGER, FRESH = {"micro_batch_size": 48}, 512
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
 ASKED = (
@@ -71,8 +68,8 @@ os.environ |= ENVIRONMENT | {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THRE
 class Chat(World):
     """One seed, in a folder; ``found.json`` holds what is done."""
 
-    def __init__(self, out: Path, seed: int, **more: Any) -> None:
-        self.seed, self.out, self.more = seed, out / str(seed), more
+    def __init__(self, out: Path, seed: int) -> None:
+        self.seed, self.out = seed, out / str(seed)
         data, self.base = self.out / "data", fetch_smollm2(out / "smollm2")
         self.rows = people(seed)
         for part, rows in (self.rows | {"train": self.rows["train"] + self.rows["nobody"]}).items():
@@ -85,8 +82,7 @@ class Chat(World):
 
     def whole(self, name: str = "whole") -> Path:
         """Config of the training without shards, which is done."""
-        made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8"))
-        made |= SETTINGS | self.more
+        made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8")) | SETTINGS
         made |= {"base_model": str(self.base), "output_dir": str(self.out / name), "seed": self.seed,
                  "dataset_prepared_path": str(self.out / "prepared" / name)}  # fmt: skip
         for key, part in (("datasets", "train"), ("test_datasets", "test")):
@@ -127,25 +123,16 @@ class Chat(World):
         right = [float(b == one["answer"]) for b, one in zip(best, self.general, strict=True)]
         return {"general": right}
 
-    def sharded(self) -> tuple[Path, str, Path]:
-        """Config, the unsharded model, and the folder of shards."""
-        path, before = self.whole(), f"{self.base}+{self.out / 'whole'}"
+    def ways(self) -> None:
+        path = self.whole()
+        before = f"{self.base}+{self.out / 'whole'}"
         folder, key = self.out / "shards", str(self.seed).encode().ljust(32)
+        self.part("base", lambda: self.answers(self.base))
         self.part("unsharded", lambda: self.answers(before))
         how = {"threads": 1, "key": key, "console": QUIET}
         self.part("shards cost", lambda: self.cost(
             lambda: shards.train_shards(path, folder, "id", COUNT, **how)))  # fmt: skip
         self.part("sharded", lambda: self.answers(folder / "model"))
-        return path, before, folder
-
-    def larger(self) -> None:
-        path, _, folder = self.sharded()
-        if "shards training" not in self.found:
-            self.trained(self.begin([], path, "shards", folder / "model"), "shards")
-
-    def ways(self) -> None:
-        path, before, folder = self.sharded()
-        self.part("base", lambda: self.answers(self.base))
         for way in WAYS:
             self.part(way, lambda way=way: self.request(path, way, folder / "model"))
         models = {"base": self.base, "unsharded": before, "sharded": folder / "model"}
@@ -157,9 +144,9 @@ class Chat(World):
                 answers |= self.answers(source, general=True)
                 write_json(self.file, self.found)
 
-    def begin(self, done: list[dict[str, Any]], path: Path, way: str, routed: Path) -> Request:
-        """new, plan."""
-        folder = self.out / f"requests-{way}" / "1"
+    def request(self, path: Path, way: str, routed: Path) -> dict[str, Any]:
+        """new, plan, run (accepted where it is not shown), verify; then what the model says."""
+        folder, done = self.out / f"requests-{way}" / "1", []
         shutil.rmtree(folder.parent, ignore_errors=True)  # of a run that was stopped
         self.found.pop(f"{way} training", None)
         model = ("--model", routed) if way == "shards" else ()
@@ -167,23 +154,14 @@ class Chat(World):
         few = () if way == "match" else ("--retain", 30)  # that are asked: it saves time
         command(done, "new", path, *given, *few)
         command(done, "plan", folder)
-        return Request.load(folder)
+        request = Request.load(folder)
 
-    def trained(self, request: Request, way: str) -> float:
-        """Cost of the first steps of `run`."""
-
-        def training() -> None:
-            with held(request.folder.parent), running.running(request, 1, QUIET) as run:
+        def training() -> None:  # the first steps of `run`, whose cost is asked
+            with held(folder.parent), running.running(request, 1, QUIET) as run:
                 running.take(request, way)
                 way_of(way).make(request, run)
 
-        return self.part(f"{way} training", lambda: self.cost(training))
-
-    def request(self, path: Path, way: str, routed: Path) -> dict[str, Any]:
-        """new, plan, run (accepted where it is not shown), verify; then what the model says."""
-        done: list[dict[str, Any]] = []
-        request = self.begin(done, path, way, routed)
-        folder, spent = request.folder, self.trained(request, way)
+        spent = self.part(f"{way} training", lambda: self.cost(training))
         if command(done, "run", folder, "--way", way, "--threads", "1"):
             command(done, "run", folder, "--accept", "a study")
         command(done, "verify", folder)
@@ -252,26 +230,12 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def batches(*worlds: Chat) -> dict[str, Any]:
-    """Costs and kept answers by the rows of a step; intervals by person."""
-    columns = ["batch", "training unsharded (s)", "8 shards, of that", "request, of that"]
-    rows = []
-    for one in worlds:
-        found, whose = one.found, [row["id"] for row in one.rows["train"]]
-        whole, *parts = (found[name] for name in ("whole cost", "shards cost", "shards training"))
-        kept = (ratio(found["unsharded"][case], found["sharded"][case], whose) for case in CASES)
-        size = (SETTINGS | one.more)["micro_batch_size"]
-        rows.append([str(size), f"{whole:.0f}", *(f"{part / whole:.2f}" for part in parts), *kept])
-    return {"columns": [*columns, *(f"kept, {case}" for case in CASES)], "rows": rows}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", choices=("dev", "ways", "larger", "results"))
+    parser.add_argument("step", choices=("dev", "ways", "results"))
     given = parser.parse_args()
     world = Chat(given.out.absolute(), DEVELOPMENT if given.step == "dev" else SEED)
-    more = Chat(given.out.absolute() / "larger", FRESH, **LARGER)
     if given.step == "dev":
         world.whole()
         path = f"{world.base}+{world.out / 'whole'}"
@@ -279,11 +243,8 @@ def main() -> None:
         print({case: np.mean(of) for case, of in found.items()})
     elif given.step == "ways":
         world.ways()
-    elif given.step == "larger":
-        more.larger()
     else:
         shown = tables(world.found, [row["id"] for row in world.rows["train"]], world.who)
-        shown["larger"] = batches(world, more)
         content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
         content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
         found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(world.found))
