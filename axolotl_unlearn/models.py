@@ -397,12 +397,17 @@ def fitting(adapter: Path | str) -> Iterator[None]:
 
 def _adapter_shapes(folder: Path) -> dict[str, list[int]]:
     """Shape of each tensor of an adapter by its name in the base model."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         return {}
-    with safe_open(path, framework="pt") as file:
+    try:
+        opened = safe_open(path, framework="pt")
+    except SafetensorError as error:
+        says = f"{path} cannot be read ({first_line(error)})"
+        raise UnlearnError(f"{says}; copy or make it again.", code="models.cannot-load") from error
+    with opened as file:
         return {
             key.removeprefix("base_model.model."): file.get_slice(key).get_shape()
             for key in file.keys()  # noqa: SIM118

@@ -47,6 +47,9 @@ def world(tmp_path_factory):
     (folder / "lora").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / "lora" / name).write_text("{}")
+    shutil.copytree(folder / "lora", folder / "torn")
+    facts = {"base_model_name_or_path": "model", "peft_type": "LORA", "target_modules": ["q_proj"]}
+    (folder / "torn/adapter_config.json").write_text(json.dumps(facts))
     for side, rows in (*ROWS.items(), ("chat", CHAT)):
         (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -241,6 +244,10 @@ COMMANDS = {
     "eval served=localhost:8000/v1 --data asked --min-members 0": "of a server write http://localhost:8000/v1",
     "request verify gone.zip": "gone.zip does not exist",
     "audit forget.jsonl --model cut": "copy or make it again",
+    "audit forget.jsonl --model torn": "torn/adapter_model.safetensors cannot be read",
+    "tasks run --model hf-unlearn --model_args pretrained=./gone --tasks tofu": "./gone does not",
+    "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu --metadata "
+    '{"data_dir":"gone"}': "Error: the data folder gone",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
     "eval ./nowhere ./gone": "./nowhere does not exist",
 }

@@ -44,12 +44,12 @@ def run(arguments: tuple[str, ...]) -> None:
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())
         return
+    given = _apart(map(_base_and_adapter, arguments))
     from lm_eval.__main__ import cli_evaluate
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
-    given = _apart(map(_base_and_adapter, arguments))
     for number, word in enumerate(given[1:], 1):
         # lm_eval takes a folder of the working folder for the task that it is named like: a name
         # that stands there twice it looks up.
@@ -66,6 +66,8 @@ def run(arguments: tuple[str, ...]) -> None:
             sys.argv = ["lm_eval", *given]
             cli_evaluate()
             answer(results=[read_json(path) for path in Path(folder).rglob("results_*.json")])
+    except UnlearnError:  # a sentence of ours quotes no row
+        raise
     except Exception as error:
         if click.get_current_context().find_root().params.get("debug"):
             raise
@@ -81,11 +83,17 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 def _base_and_adapter(word: str) -> str:
-    """``pretrained=ADAPTER`` as lm_eval takes it: ``pretrained=BASE,peft=ADAPTER``."""
+    """``pretrained=ADAPTER`` as lm_eval takes it: ``pretrained=BASE,peft=ADAPTER``.
+
+    Raises:
+        UnlearnError: Nothing that could be a model is there.
+    """
     from axolotl_unlearn.models import ADAPTER_CONFIG, is_tokenizer, parse_models
 
     found = re.search(r"\bpretrained=([^,]+)", word)
-    if found is None or "peft=" in word or not Path(found[1], ADAPTER_CONFIG).is_file():
+    if found is None or "peft=" in word:
+        return word
+    if Path(found[1]).exists() and not Path(found[1], ADAPTER_CONFIG).is_file():
         return word
     (spec,) = parse_models([found[1]])
     if spec.adapter is None:  # whole weights lie beside it
