@@ -50,6 +50,9 @@ class LazyGroup(click.Group):
             self.fail(ctx, f"Error: {error}", 2)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # which click knows
+        except KeyboardInterrupt:
+            kept = ": what is finished is kept" * (ctx.invoked_subcommand in ("eval", "shards"))
+            self.fail(ctx, f"Error: stopped; give the same command again{kept}.", 130)
         except Exception as error:
             reason: BaseException | None = error
             while reason and not (
