@@ -23,6 +23,8 @@ from fault_codes import fails
 from numpy.testing import assert_allclose
 
 from axolotl_unlearn.attacks.members import (
+    _learned,
+    _ranked,
     attack_model,
     chosen,
     sentence,
@@ -30,7 +32,7 @@ from axolotl_unlearn.attacks.members import (
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
-from axolotl_unlearn.attacks.registry import Target, attack, attacks, by_rank
+from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks, by_rank
 from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
@@ -128,8 +130,6 @@ def test_texts_drawn_alike_are_not_told(name):
 
 def test_the_interval_of_the_difference_is_as_wide_as_chance():
     """Two models that never saw either side, 100 data sets: DeLong's excluded 0 in a quarter."""
-    from axolotl_unlearn.attacks.members import _learned
-
     rng, missed = np.random.default_rng(0), 0
     few = replace(REGISTRY["g_drift"], judge=_quick)
     for _ in range(100):
@@ -141,7 +141,6 @@ def test_the_interval_of_the_difference_is_as_wide_as_chance():
 
 
 def _quick(members, nonmembers, *_):
-    from axolotl_unlearn.attacks.registry import Outcome
     from axolotl_unlearn.metrics.learned import learned_attack
 
     one = learned_attack(members, nonmembers, repeats=1, permutations=199, penalty=0.3)
@@ -287,8 +286,6 @@ def test_the_registry():
 
 def test_the_difference_from_a_control_lies_in_its_interval_below_zero_too():
     """The interval was that of a share: of a difference of -.4 it was [0, 0]."""
-    from axolotl_unlearn.attacks.members import _ranked
-
     rng = np.random.default_rng(0)
     low, high, others = rng.normal(-1, 1, 40), rng.normal(1, 1, 40), rng.normal(0, 1, 40)
     clusters = list(range(40)), list(range(40, 80))

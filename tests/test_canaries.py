@@ -26,7 +26,7 @@ from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options as NewOptions
-from axolotl_unlearn.requests.new import new_request
+from axolotl_unlearn.requests.new import encoded, new_request
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,6 @@ def request(home, name, *words):
 
 def test_a_request_is_tested_by_its_coins(coins):
     """Texts as the model learned them, template and all; its evaluation and verdict read them."""
-    from axolotl_unlearn.requests.new import encoded
     from axolotl_unlearn.requests.verdict import coins as said
 
     done = request(coins, "r1", "--rows", coins / "coins/train.jsonl",

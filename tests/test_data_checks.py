@@ -495,7 +495,6 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
     from safetensors.torch import save_file
 
     from axolotl_unlearn.checks.estimate import largest_batches, memory
-    from axolotl_unlearn.config import parse_unlearn
 
     save_file({"embed_tokens.weight": torch.zeros(100, 8)}, tmp_path / "model.safetensors")
     args = parse_unlearn({"forget": {"objective": "npo"}, "retain": {"objective": "nll"}})

@@ -6,7 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from accelerate.data_loader import BatchSamplerShard
+from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
+from datasets import Dataset
 from fault_codes import fails
 from torch.utils.data import DataLoader
 
@@ -16,8 +17,6 @@ from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 
 def merged(forget: int, retain: int, seed: int = 0):
     """Forget and retain rows in mixed order, as Axolotl merges them; lengths 2 to 40."""
-    from datasets import Dataset
-
     generator = np.random.default_rng(seed)
     rows = []
     for role, count in ((0, forget), (1, retain)):
@@ -134,8 +133,6 @@ def test_faults(rows, code):
 
 def loader(rows, process: int = 0, processes: int = 1, batch: int = 2, **options):
     """A DataLoader prepared as Trainer does, seen from one of several processes."""
-    from accelerate.data_loader import prepare_data_loader
-
     pairs = PairedDataset(rows, seed=7, **options)
     sampler = PairSampler(pairs, together=batch * processes)
     plain = DataLoader(pairs, batch_size=batch, sampler=sampler, collate_fn=PairCollator(257))
@@ -202,8 +199,6 @@ def test_processes_draw_disjoint_rows(processes):
 
 def with_alternatives(forget: int = 4, each: int = 2, retain: int = 3):
     """Forget row i answers to id i; its alternatives are rows i, i + forget ... of their file."""
-    from datasets import Dataset
-
     rows = [r | {"pair": -1 if r["role"] else r["row"]} for r in merged(forget, retain).to_list()]
     for number in range(forget * each):
         tokens, own = [900 + number] * 50, number % forget

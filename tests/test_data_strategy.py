@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from axolotl.utils.dict import DictDefault
 from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
 from fault_codes import fails
 
@@ -38,7 +39,6 @@ def tokenizer_folder(tmp_path_factory) -> str:
 @pytest.fixture
 def config(tmp_path, tokenizer_folder):
     """A function: datasets as (file, role) and settings -> an Axolotl config."""
-    from axolotl.utils.dict import DictDefault
 
     def make(*datasets, unlearn=BLOCK, **settings):
         entries = [
@@ -306,8 +306,6 @@ def test_rows_that_are_not_a_local_file(config):
 def test_no_lume_row_is_lost(tmp_path, config):
     """At 256 tokens a third of the documents is too long for a small vocabulary: all rows stay,
     and each ends with its whole answer."""
-    from axolotl.utils.dict import DictDefault
-
     from axolotl_unlearn.data.records import read_records
     from axolotl_unlearn.data.strategy import load_strategy
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from axolotl.loaders import load_tokenizer
 from data_tokenizers import byte_tokenizer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -155,8 +156,6 @@ PLACES = ["entry, inline", "entry, file", "top, inline", "top, file"]
     st.sampled_from(sorted(TEMPLATES)), st.sampled_from(PLACES), conversations(), OPTIONS
 )  # fmt: skip
 def test_rows_are_those_of_fine_tuning(base, name, where, rows, options):
-    from axolotl.loaders import load_tokenizer
-
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         entry, top = placed(folder, TEMPLATES[name], where)
@@ -187,8 +186,6 @@ def test_rows_are_those_of_fine_tuning(base, name, where, rows, options):
     TEXT.filter(str.strip),  # an answer of blanks is refused
 )
 def test_records_are_those_of_fine_tuning(base, name, where, question, answer):
-    from axolotl.loaders import load_tokenizer
-
     from axolotl_unlearn.data.strategy import load_strategy
 
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

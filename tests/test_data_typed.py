@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from axolotl.common.datasets import load_datasets
+from axolotl.loaders import load_tokenizer
+from axolotl.utils.dict import DictDefault
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 
@@ -15,6 +18,7 @@ from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import DataArgs, parse_unlearn
 from axolotl_unlearn.data import checks, typed
+from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
 
 TOOL = {
@@ -167,8 +171,6 @@ def load_config(folder: Path, name: str, base: str, **settings):
 
 def rows_of(cfg) -> list[dict]:
     """The rows that `axolotl train` sees."""
-    from axolotl.common.datasets import load_datasets
-
     return list(load_datasets(cfg=cfg).train_dataset)
 
 
@@ -178,10 +180,6 @@ def tokens(rows) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_and_labels_are_those_of_plain_fine_tuning(tmp_path, base, name):
-    from axolotl.loaders import load_tokenizer
-
-    from axolotl_unlearn.data.strategy import load_strategy
-
     entry, rows, settings = CASES[name]
     path = write(tmp_path / "rows.jsonl", rows)
     cfg = load_config(
@@ -245,7 +243,6 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
             "data": {"rows": [chat, alpaca]},
         },
     )
-    from axolotl.common.datasets import load_datasets
 
     loaded = load_datasets(cfg=cfg)
     for rows in (loaded.train_dataset, loaded.eval_dataset):
@@ -290,10 +287,6 @@ TEMPLATES = {
 def test_a_chat_template_gives_the_tokens_and_labels_of_fine_tuning(tmp_path, base, name):
     """An EOS was labelled that the template does not write, as was Qwen3's empty think block;
     `chat_template_kwargs` were dropped, and what a template writes after a turn was cut off."""
-    from axolotl.loaders import load_tokenizer
-
-    from axolotl_unlearn.data.strategy import load_strategy
-
     chats = [
         {"messages": [{"role": role, "content": row[key]} for role, key in turns]}
         for row in ANSWERS
@@ -344,7 +337,6 @@ def test_labels_on_inputs_go_with_rows(tmp_path, base):
 def test_pretraining_text_is_a_document_of_its_block(base):
     """Axolotl packs documents into blocks; a document's tokens stand there as they do here."""
     from axolotl.utils.data.streaming import encode_streaming
-    from axolotl.utils.dict import DictDefault
 
     tokenizer = byte_tokenizer()
     texts = ["one text", "and another"]
@@ -411,10 +403,6 @@ def test_a_row_that_would_not_be_forgotten_is_an_error(
     tmp_path, base, caplog, settings, role, says
 ):
     """It was left out with a warning, whatever its side."""
-    from axolotl.loaders import load_tokenizer
-
-    from axolotl_unlearn.data.strategy import load_strategy
-
     rows = [*ALPACA, ALPACA[0] | {"output": "b" * 900, "id": "long"}]
     path = write(tmp_path / "rows.jsonl", rows)
     entry = {"path": path, "ds_type": "json", "type": "alpaca"}
@@ -483,8 +471,6 @@ def test_faults_of_the_rows(tmp_path):
 
 
 def test_an_entry_that_does_not_read_the_rows(base):
-    from axolotl.utils.dict import DictDefault
-
     cfg, tokenizer = DictDefault({"sequence_len": 64}), byte_tokenizer()
 
     def said(entry, row) -> str:

@@ -18,7 +18,6 @@ from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
-from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.start import make_reference
@@ -173,16 +172,6 @@ def test_the_level_is_aimed_at_without_a_wait_for_any_row():
     expected = level.aim(plain[4, where].cpu(), group)
     torch.testing.assert_close(found[4, where].cpu(), expected)
     assert not torch.equal(expected, plain[4, where].cpu())
-
-
-def test_generation_waits_less_than_once_a_token():
-    from data_tokenizers import byte_tokenizer
-
-    model, tokens = tiny_llama(vocabulary=259).to("pretend:0"), 32
-    model.generation_config.eos_token_id = None
-    with pretend_device.watch("/axolotl_unlearn/") as seen:
-        found = generate_greedily(model, byte_tokenizer(), ["abc", "abcd"], max_new_tokens=tokens)
-    assert len(found) == 2 and 0 < seen.total <= tokens, str(seen)
 
 
 def test_no_module_but_one_names_an_accelerator():

@@ -9,6 +9,8 @@ import click
 import pytest
 import yaml
 
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.config import parse_unlearn
 from research import tables
 
 ROOT = Path(__file__).parents[1]
@@ -33,8 +35,6 @@ def test_links_and_paths_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_exist(page):
-    from axolotl_unlearn.cli import unlearn
-
     known = {*unlearn.list_commands(None)}
     named = set(re.findall(r"(?:`|^|\$ )axolotl[ -]unlearn ([a-z][a-z-]+)", text(page), re.M))
     assert named <= known
@@ -69,8 +69,6 @@ def test_sections_that_links_name_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_options_of_commands_exist(page):
     """Every --option of an `axolotl unlearn` command line, in a block or a sentence."""
-    from axolotl_unlearn.cli import unlearn
-
     joined = text(page).replace("\\\n", " ")
     lines = re.findall(r"axolotl[ -]unlearn ([a-z][a-z-]+)([^`\n]*)", joined)
     unknown = []
@@ -129,8 +127,6 @@ def test_make_targets_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_config_blocks_are_valid(page):
-    from axolotl_unlearn.config import parse_unlearn
-
     for block in re.findall(r"```yaml\n(.*?)```", text(page), re.S):
         content = yaml.safe_load(block)
         if isinstance(content, dict) and "unlearn" in content:
@@ -148,8 +144,6 @@ def test_every_objective_and_preset_is_documented():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yml")), ids=str)
 def test_example_blocks_are_valid(path):
-    from axolotl_unlearn.config import parse_unlearn
-
     cfg = yaml.safe_load(text(path))
     if cfg.get("unlearn"):
         parse_unlearn(cfg["unlearn"])

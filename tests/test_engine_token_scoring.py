@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from axolotl_unlearn.engine.token_scoring import Query, score_options, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, score_options, score_queries, score_texts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import memorisation as mem
 
@@ -196,7 +196,6 @@ def test_an_answer_is_scored_after_its_prompt_and_the_prompt_is_not():
     from data_tokenizers import byte_tokenizer
 
     from axolotl_unlearn.data.documents import Answer
-    from axolotl_unlearn.engine.token_scoring import score_texts
 
     large, tokenizer = tiny_llama(vocabulary=259), byte_tokenizer()
     answer = pickle.loads(pickle.dumps(Answer("cd", "ab")))  # as other processes get it

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 from fault_codes import fails
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
 
+from axolotl_unlearn.evaluation.lm import UnlearnLM
+from axolotl_unlearn.evaluation.tasks import task_folder
 from axolotl_unlearn.metrics.memorisation import loss
 from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
 
@@ -41,8 +45,6 @@ def test_same_values_as_lm_eval_without_its_cache(home):
     """With its logits cache HFLM gives texts that are split at several points wrong values."""
     from lm_eval.models.huggingface import HFLM
 
-    from axolotl_unlearn.evaluation.lm import UnlearnLM
-
     options = {"pretrained": str(home / "model"), "device": "cpu", "dtype": "float32"}
     theirs = HFLM(**options, batch_size=4, logits_cache=False).loglikelihood(requests())
     ours = UnlearnLM(**options, batch_size=4).loglikelihood(requests())
@@ -58,12 +60,7 @@ def test_same_values_as_lm_eval_without_its_cache(home):
 
 def test_cached_requests_of_another_folder_are_not_scored(home, tmp_path, monkeypatch):
     """`lm_eval --cache_requests true` keeps requests by the task's name alone."""
-    from lm_eval import simple_evaluate
     from lm_eval.caching import cache
-    from lm_eval.tasks import TaskManager
-
-    import axolotl_unlearn.evaluation.lm  # noqa: F401
-    from axolotl_unlearn.evaluation.tasks import task_folder
 
     monkeypatch.setattr(cache, "PATH", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
@@ -87,22 +84,16 @@ def test_cached_requests_of_another_folder_are_not_scored(home, tmp_path, monkey
 
 def test_a_continuation_without_a_token_is_an_error(home):
     """Its sum over no token, 0, would be the best of all options (lm-evaluation-harness#1297)."""
-    from axolotl_unlearn.evaluation.lm import UnlearnLM
-
     model = UnlearnLM(pretrained=str(home / "model"), device="cpu", dtype="float32")
     with fails("tasks.no-token"):
         model._loglikelihood_tokens([(("a", "b"), [3, 4], [5]), (("a", ""), [3, 4], [])])
 
 
 def test_likelihood_task_equals_the_scorer(home):
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.engine.token_scoring import Query, score_queries
     from axolotl_unlearn.evaluation.sets import load_sets
-    from axolotl_unlearn.evaluation.tasks import task_folder
 
     path, data = str(home / "model"), str(home / "data")
     metadata = {"data_dir": data, "min_members": 1}

@@ -12,6 +12,7 @@ import torch
 from conftest import tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
@@ -125,8 +126,6 @@ def test_adapters_are_merged(home):
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, tied):
     """Also where it changes embeddings that are the head too, or has more tokens than its base."""
-    from peft import LoraConfig, get_peft_model
-
     if kept_tied and not (tied and "modules_to_save" in adapted):
         pytest.skip("PEFT ties whole copies only")
     tokens = adapted.get("tokens")
@@ -155,8 +154,6 @@ def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, 
 
 def test_an_adapter_of_single_tokens(home, tmp_path):
     """`trainable_token_indices`: its two rows are no vocabulary of two."""
-    from peft import LoraConfig, get_peft_model
-
     policy = get_peft_model(
         tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3, 4])
     )
@@ -259,8 +256,6 @@ def test_nan_weights_are_refused():
 
 
 def test_digest_follows_content_not_path(home, tmp_path):
-    import shutil
-
     shutil.copytree(home / "base", tmp_path / "copy")
     one, two = ModelSpec("a", str(home / "base")), ModelSpec("b", str(tmp_path / "copy"))
     assert weights_digest(one) == weights_digest(two)

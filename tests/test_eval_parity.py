@@ -15,9 +15,11 @@ import eval_model
 import pytest
 import semeval_oracle
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
+from axolotl_unlearn.evaluation.tasks import task_folder
 from axolotl_unlearn.metrics.semeval import CELLS
 
 pytestmark = pytest.mark.slow
@@ -26,8 +28,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
     """Model folder, data folder and what the plain loop says of them."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     home = tmp_path_factory.mktemp("parity")
     real = bool(eval_model.lume_folder())
     sides = eval_model.lume_rows(3) if real else eval_model.made_up_rows(3, retain_years=400)
@@ -52,8 +52,6 @@ def lm_eval_results(path, folder, batch_size: int, limit: int | None = None):
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-
-    from axolotl_unlearn.evaluation.tasks import task_folder
 
     metadata = {"data_dir": str(folder), "min_members": 1, "pretrained": str(path)}
     return simple_evaluate(
@@ -103,8 +101,6 @@ def test_limit_keeps_every_cell(case):
 
 def test_two_processes(case, tmp_path):
     """Half of the documents each, gathered by lm-eval: the same scores."""
-    from axolotl_unlearn.evaluation.tasks import task_folder
-
     path, folder, oracle = case
     out = tmp_path / "results.json"
     script = eval_model.ROOT / "tests" / "two_processes.py"
@@ -144,7 +140,6 @@ def test_evaluate_equals_the_plain_loop(case, tmp_path, batch_size):
 def test_adapter_is_evaluated_as_its_merged_model(case, tmp_path):
     """base+adapter, the adapter folder alone, and the merged weights give the same scores."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     path, folder, _ = case
     torch.manual_seed(0)

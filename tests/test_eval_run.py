@@ -13,11 +13,12 @@ import torch
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.evaluation import run
+from axolotl_unlearn.evaluation import generate, measure, run
 from axolotl_unlearn.evaluation.collapse import cut, second_half
-from axolotl_unlearn.evaluation.measure import Session
+from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
@@ -112,8 +113,6 @@ def test_the_audit_list_has_a_line_for_every_document(home, results):
 def test_rows_and_texts_are_read_whole(home, results):
     """Runs and shares of greedy tokens and the answer's log-probability, against a plain forward;
     a text of which all but the last token comes out has a run of all but one, not of 0."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from axolotl_unlearn.evaluation.cache import Cache
 
     settings = Settings.read(json.loads((home / "eval/results.json").read_text())["settings"])
@@ -158,8 +157,6 @@ def test_a_device_that_is_named_is_taken(monkeypatch, given, taken, dtype):
 def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     """Twenty draws of a model that half knows the rows, by an independent loop of one token at a
     time: the share of draws that say an answer is that of the model's own distribution."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from axolotl_unlearn.evaluation.generate import generate_greedily
 
     model = AutoModelForCausalLM.from_pretrained(home / "original").eval()
@@ -268,8 +265,6 @@ def test_broken_output_is_cut_to_what_the_model_takes():
 def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
     """A model that has forgotten nothing but how to stop: exact match is 0 on both sides, though
     the answers are said as before."""
-    from transformers import AutoModelForCausalLM
-
     shutil.copytree(home / "original", tmp_path / "talkative")
     model = AutoModelForCausalLM.from_pretrained(home / "original")
     with torch.no_grad():
@@ -297,8 +292,6 @@ def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
 
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     """Killed after two batches: the second run generates only what is missing."""
-    from axolotl_unlearn.evaluation import generate
-
     real, seen = generate.generate_greedily, []
 
     def dies(model, tokenizer, prompts, *, on_batch, **options):
@@ -331,7 +324,6 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
     """Killed in the second ten of 24 documents: the first ten are not scored again, and every
     number is that of a run that nobody killed. The parts of before were all or nothing."""
     from axolotl_unlearn.engine import token_scoring
-    from axolotl_unlearn.evaluation import measure
 
     monkeypatch.setattr(measure, "_AT_ONCE", 10)
     real, sizes = token_scoring.score_texts, []
@@ -584,8 +576,6 @@ def test_intervals_of_membership_go_by_author():
 
 
 def test_a_dtype_that_torch_lacks():
-    from axolotl_unlearn.evaluation.measure import torch_dtype
-
     assert torch_dtype("bfloat16") is torch.bfloat16
     for name in ("fp16", "nn", ""):
         with fails("eval.dtype"):

@@ -8,6 +8,9 @@ from pathlib import Path
 import eval_model
 import pytest
 from fault_codes import fails
+from lm_eval.tasks import TaskManager
+
+from axolotl_unlearn.evaluation.tasks import task_folder
 
 PERSON = {"subject": "Ada Quill", "level": "1", "type": "cloze"}
 PROBES = {
@@ -24,9 +27,7 @@ PROBES = {
 
 
 def loaded(names: list[str], **metadata) -> dict:
-    from lm_eval.tasks import TaskManager, get_task_dict
-
-    from axolotl_unlearn.evaluation.tasks import task_folder
+    from lm_eval.tasks import get_task_dict
 
     manager = TaskManager(include_path=str(task_folder()), metadata=metadata)
     return {name: task for group in get_task_dict(names, manager).values()
@@ -112,10 +113,7 @@ def wmdp(tmp_path) -> Path:
 def test_wmdp_is_lm_evals_own_task_on_rows_of_a_folder(wmdp, tmp_path):
     import lm_eval
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
     from lm_eval.utils import load_yaml_config
-
-    from axolotl_unlearn.evaluation.tasks import task_folder
 
     tasks = loaded(["unlearn_wmdp"], data_dir=str(wmdp))
     file = Path(lm_eval.__file__).parent / "tasks/wmdp/wmdp_chem.yaml"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from eval_model import TOKENIZER, documents_of, made_up_rows, write_folder
 from fault_codes import fails
+from transformers import AutoTokenizer
 
 from axolotl_unlearn.evaluation import lm_tasks, tasks
 from axolotl_unlearn.metrics.semeval import CELLS
@@ -89,8 +90,6 @@ def test_aggregation_by_hand():
 
 
 def test_documents_are_split_after_their_first_token(folder):
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     rows = semeval.mia_documents(data_dir=str(folder), tokenizer=str(TOKENIZER))["test"]
     assert [row["member"] for row in rows][:4] == [True, False, True, False]
@@ -102,8 +101,6 @@ def test_documents_are_split_after_their_first_token(folder):
 
 def test_a_first_character_of_several_tokens():
     """Byte-level tokens cannot end within a character: the split moves to where it can."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     text = "漢字 are written here"
     ids = tokenizer(text)["input_ids"]

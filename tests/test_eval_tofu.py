@@ -13,11 +13,22 @@ import eval_model
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from fault_codes import fails
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager, get_task_dict
+from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import ks_2samp
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.tasks import task_folder
+from eval_tasks.muse.utils import read_part
 from eval_tasks.tofu import utils as tofu
+from eval_tasks.tofu.utils import read_set, tofu_documents
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "tofu"
@@ -112,12 +123,6 @@ def home(tmp_path_factory):
 def evaluate(
     home: Path, model: str, batch_size: int, weights: str = "model", chat: bool = False, **metadata
 ) -> dict:
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    from axolotl_unlearn.evaluation.tasks import task_folder
-
     path = str(home / weights)
     metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 3, **metadata}
     found = simple_evaluate(
@@ -139,9 +144,6 @@ def evaluate(
 @torch.no_grad()
 def by_hand(home: Path) -> dict[str, float]:
     """Plain loop: batch 1, Hugging Face's own loss, rouge-score and scipy called directly."""
-    from rouge_score.rouge_scorer import RougeScorer
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(home / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "model")
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
@@ -225,8 +227,6 @@ def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
 @pytest.mark.slow
 def test_in_a_chat_template_the_answer_follows_without_a_space(home):
     """The question as it stands is the user's turn; the template's own line break is not scored."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(home / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "model")
     tokenizer.chat_template = (
@@ -258,15 +258,11 @@ def test_in_a_chat_template_the_answer_follows_without_a_space(home):
     ],
 )
 def test_bad_input_is_one_sentence(home, metadata, code):
-    from eval_tasks.tofu.utils import tofu_documents
-
     with fails(code):
         tofu_documents(**{"data_dir": str(home / "data"), **metadata})
 
 
 def test_a_row_without_a_field_is_named(home, tmp_path):
-    from eval_tasks.tofu.utils import read_set
-
     (tmp_path / "x.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
     with fails("data.field-missing") as fault:
         read_set("x", tmp_path, ("question", "answer"))
@@ -302,9 +298,6 @@ ODD_FILES = {
 @pytest.mark.parametrize("name", ODD_FILES)
 def test_files_as_they_come(tmp_path, name):
     """TOFU's and MUSE's files are read, or refused by file and line, as every other file."""
-    from eval_tasks.muse.utils import read_part
-    from eval_tasks.tofu.utils import read_set
-
     change, refusal = ODD_FILES[name]
     fields = ("question", "answer", "paraphrased_answer", "perturbed_answer")
     text = change("".join(json.dumps(row) + "\n" for row in rows(3)))
@@ -328,10 +321,6 @@ def test_files_as_they_come(tmp_path, name):
 
 
 def run_tasks(*words):
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
     given = ["--model", "hf-unlearn", "--device", "cpu", "--gen_kwargs", "max_gen_toks=4", *words]
     return CliRunner().invoke(unlearn, ["tasks", "run", *given])
 
@@ -353,7 +342,6 @@ def test_a_data_folder_may_be_named_like_the_task(home, tmp_path, monkeypatch, n
 def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path):
     """It is no model to lm-eval, which wants base and `peft=`."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     lora = get_peft_model(
@@ -381,9 +369,6 @@ def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path
 
 def test_eval_takes_tofus_files_as_they_are_published(home, tmp_path):
     """forget10.json and retain90.json of questions and answers, without ids, kinds or tasks."""
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
     from axolotl_unlearn.evaluation.sets import load_sets
 
     data = tmp_path / "tofu"
@@ -454,10 +439,6 @@ ROWS_AS_THEY_COME = {
 @pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
 def test_tofu_rows_train_on_the_tokens_that_the_task_scores(home, role):
     """No conversion: the labels of a row are the tokens of ` ANSWER<eos>` after its prompt."""
-    from transformers import AutoTokenizer
-
-    from axolotl_unlearn.data.strategy import load_strategy
-
     path = home / "data" / "retain_perturbed.jsonl"
     tokenizer = AutoTokenizer.from_pretrained(home / "model")
     cfg = {"sequence_len": 900, "unlearn": {"preset": "tofu-npo", "data": ROWS_AS_THEY_COME}}
@@ -474,8 +455,6 @@ def test_tofu_rows_train_on_the_tokens_that_the_task_scores(home, role):
 
 def test_tofu_rows_in_a_chat_template(home):
     from data_tokenizers import byte_tokenizer
-
-    from axolotl_unlearn.data.strategy import load_strategy
 
     data = {"fields": ROWS_AS_THEY_COME["fields"], "chat_template": True}
     cfg = {"sequence_len": 3000, "unlearn": {"preset": "tofu-npo", "data": data}}
@@ -515,14 +494,7 @@ def muse(home):
 
 @pytest.mark.slow
 def test_muse_equals_a_plain_loop(home, muse):
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-    from rouge_score.rouge_scorer import RougeScorer
     from sklearn.metrics import roc_auc_score
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    from axolotl_unlearn.evaluation.tasks import task_folder
 
     path = str(home / "model")
     metadata = {"data_dir": str(muse), "retrained_auc": 0.4, "pretrained": path}
@@ -587,10 +559,6 @@ def test_muse_equals_a_plain_loop(home, muse):
 
 def test_requests_are_built_without_a_model(home, muse):
     """As lm-evaluation-harness's own task tests do, which know none; scoring asks for one."""
-    from lm_eval.tasks import TaskManager, get_task_dict
-
-    from axolotl_unlearn.evaluation.tasks import task_folder
-
     for data, names in (
         (home / "data", ["tofu"]),
         (muse, ["muse_verbmem", "muse_knowmem_forget", "muse_privleak"]),
@@ -607,8 +575,6 @@ def test_requests_are_built_without_a_model(home, muse):
 
 
 def test_muse_bad_input_is_one_sentence(muse, tmp_path):
-    from eval_tasks.muse.utils import read_part
-
     with fails("tasks.no-file"):
         read_part("verbmem", "retain", ("prompt",), data_dir=str(muse))
     with fails("data.field-missing") as fault:

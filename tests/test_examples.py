@@ -12,6 +12,7 @@ import torch
 import yaml
 from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, weights
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = (REPO / "tests", REPO / "research" / "tests")
@@ -60,7 +61,7 @@ def test_stock_recipe_runs_verbatim_and_is_ties(project, monkeypatch):
         moved += int(not torch.equal(tensor, base[name]))
     assert moved == 2 * 4
 
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     AutoModelForCausalLM.from_pretrained(project / "out/merged")
     tokenizer = AutoTokenizer.from_pretrained(project / "out/merged")
@@ -69,7 +70,6 @@ def test_stock_recipe_runs_verbatim_and_is_ties(project, monkeypatch):
 
 def test_factor_recipe_is_pefts_ties_bit_for_bit(project, monkeypatch):
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     zeros = {key: torch.zeros_like(t) for key, t in weights(project / "out/over").items()}
     save_file(zeros, project / "out/over/zeros.safetensors")
@@ -193,8 +193,6 @@ def test_the_papers_recipe_runs_on_what_its_examples_make(trained):
 
 
 def logits_of(model: Path | dict) -> torch.Tensor:
-    from transformers import AutoModelForCausalLM
-
     folder, state = model if isinstance(model, tuple) else (model, None)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     if state is not None:

@@ -335,6 +335,7 @@ def test_ideal_score_of_the_official_set():
     ideal = ideal_membership(150, 150)
     assert ideal.standard_error == pytest.approx(0.0334, abs=5e-5)
     assert ideal.expected == pytest.approx(0.9467, abs=5e-5)
+    assert ideal_membership(3, 5).standard_error == pytest.approx(math.sqrt(9 / 180))
 
 
 def test_exact_null_error_of_a_small_set():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.linear_model import Ridge
 
+from axolotl_unlearn.evaluation.measurement import Measured
+from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics.intervals import auc
-from axolotl_unlearn.metrics.learned import learned_attack, text_features
+from axolotl_unlearn.metrics.learned import PENALTY, _predictor, learned_attack, text_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from eval_tasks.muse.utils import priv_leak
 
@@ -56,10 +59,6 @@ def test_false_alarms_are_at_most_nominal():
 
 def test_scores_are_those_of_the_plain_cross_validation(features):
     """One product with the labels equals ridge regression fitted fold by fold (scikit-learn)."""
-    from sklearn.linear_model import Ridge
-
-    from axolotl_unlearn.metrics.learned import PENALTY, _predictor
-
     x = np.concatenate(features[:2])[:, 3:9]
     labels = np.repeat([1.0, 0.0], 60)
     got = _predictor(x, np.arange(120), 4, 1, np.random.default_rng(5)) @ labels
@@ -73,10 +72,6 @@ def test_scores_are_those_of_the_plain_cross_validation(features):
 
 def test_more_features_than_texts():
     """Solved by texts instead of by features: the same ridge regression (scikit-learn)."""
-    from sklearn.linear_model import Ridge
-
-    from axolotl_unlearn.metrics.learned import _predictor
-
     x = np.random.default_rng(0).normal(0, 1, (40, 90))
     labels = np.repeat([1.0, 0.0], 20)
     got = _predictor(x, np.arange(40), 4, 1, np.random.default_rng(5), 2.0) @ labels
@@ -141,8 +136,6 @@ def test_priv_leak_is_that_of_muse():
 @pytest.mark.parametrize("against", ["retrained", "chance"])
 def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path):
     """Known texts have another pattern; with a model that never saw them by the differences."""
-    from axolotl_unlearn.evaluation.measurement import Measured
-    from axolotl_unlearn.evaluation.sets import EvaluationSets
     from axolotl_unlearn.evaluation.summary import add_learned
 
     known, first, second = ([{"features": one} for one in side.tolist()] for side in features)
@@ -178,8 +171,6 @@ def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
     third; the p-values are those of these, and an audit takes 1 for the others."""
     from axolotl_unlearn import metrics
     from axolotl_unlearn.evaluation import summary
-    from axolotl_unlearn.evaluation.measurement import Measured
-    from axolotl_unlearn.evaluation.sets import EvaluationSets
 
     monkeypatch.setattr(metrics.learned, "MOST_TEXTS", 25)
     known, first, _ = (side.tolist() for side in features)
@@ -212,8 +203,6 @@ def test_single_members_are_told_and_innocent_ones_at_most_nominally():
 
 
 def test_a_member_is_relabelled_for_its_own_p_value():
-    from axolotl_unlearn.metrics.learned import _predictor
-
     rng = np.random.default_rng(4)
     members, others = rng.normal(0.3, 1, (25, 5)), rng.normal(0, 1, (30, 5))
     found = learned_attack(members, others, permutations=1, seed=9, repeats=2)

@@ -12,7 +12,7 @@ from conftest import tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.columns import KINDS
-from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.config import LevelArgs, parse_unlearn
 from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.observe import observe
@@ -313,6 +313,4 @@ def test_a_step_draws_forget_rows_to_heldout_rows(objective):
 
 
 def parse(block: dict):
-    from axolotl_unlearn.config import parse_unlearn
-
     return parse_unlearn(block).entries()

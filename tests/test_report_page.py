@@ -307,8 +307,6 @@ def test_notes_of_the_evaluation_are_shown(tmp_path):
 
 def membership_of_two_sets(shift):
     """The evaluation's own figures of losses, and of texts that differ in one word if shift."""
-    import numpy as np
-
     from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
     from axolotl_unlearn.evaluation.summary import _membership

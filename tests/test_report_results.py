@@ -1,13 +1,11 @@
 """Flags, statuses, the best row and bad input; expected values worked out in the docstrings."""
 
 import json
-import math
 
 import pytest
 from fault_codes import fails
 from report_fixture import make_results
 
-from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.inputs import attack_results, find_inputs
@@ -20,14 +18,6 @@ def results():
 
 def by_name(results, name):
     return next(model for model in results["models"] if model["name"] == name)
-
-
-def test_expected_mia_score_of_a_perfect_model():
-    """150 against 150: SE = sqrt(301 / 270000) = .0334; 1 - 2 * .0334 * sqrt(2/pi) = .947
-    (CATALOGUE C1)."""
-    assert ideal_membership(150, 150).standard_error == pytest.approx(0.03339, abs=1e-5)
-    assert ideal_membership(150, 150).expected == pytest.approx(0.947, abs=5e-4)
-    assert ideal_membership(3, 5).standard_error == pytest.approx(math.sqrt(9 / 180))
 
 
 def test_rows_are_flagged(results):

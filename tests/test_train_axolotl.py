@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from axolotl.integrations.base import BasePlugin
+from axolotl.cli.config import load_cfg
+from axolotl.cli.merge_lora import do_cli as merge_lora
+from axolotl.core.trainers.base import AxolotlTrainer
+from axolotl.integrations.base import BasePlugin, PluginManager
+from axolotl.utils.dict import DictDefault
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn import versions
+from axolotl_unlearn.data.records import read_records
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.plugin import UnlearnPlugin
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,16 +31,12 @@ class OtherPlugin(BasePlugin):
     """A plugin that brings a trainer, as for distillation."""
 
     def get_trainer_cls(self, cfg):
-        from axolotl.core.trainers.base import AxolotlTrainer
-
         return AxolotlTrainer
 
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory) -> Path:
     """A folder with small data and a tiny OLMo of random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     folder = tmp_path_factory.mktemp("stage")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
@@ -190,7 +194,6 @@ SPOKEN = "What did the forget clerk number 1 see"
 
 def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, capfd, caplog):
     """Texts are in no output and in no file that the list lacks; without these they are nowhere."""
-    from axolotl_unlearn.data.records import read_records
     from axolotl_unlearn.files import read_manifest
     from axolotl_unlearn.requests.search import Texts, search
 
@@ -218,8 +221,6 @@ def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, 
 def test_two_teachers_beside_the_starting_model(stage, straight):
     """Forget documents against another adapter and answers against another model, hold retain rows
     to the start: only KL is 0 at first. The checkpoint holds the policy's adapter alone."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     torch.manual_seed(1)
     other = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(stage / "base"))
     other.save_pretrained(stage / "other")
@@ -252,8 +253,6 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(sta
     """Its folder has a tokenizer and nothing else, so loading it would fail otherwise."""
     from data_tokenizers import byte_tokenizer
 
-    from axolotl_unlearn.errors import UnlearnError
-
     byte_tokenizer().save_pretrained(stage / "foreign")
     block = config(stage, "x")["unlearn"] | {"reference": {"model": str(stage / "foreign")}}
     with pytest.raises(UnlearnError, match="another tokenizer than base_model"):
@@ -262,10 +261,6 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(sta
 
 def test_a_teacher_of_another_hidden_size_has_no_states_to_compare(stage):
     """It was a failed subtraction of tensors in the first step."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from axolotl_unlearn.errors import UnlearnError
-
     wider = AutoConfig.from_pretrained(stage / "base", hidden_size=320)
     AutoModelForCausalLM.from_config(wider).save_pretrained(stage / "wider")
     AutoTokenizer.from_pretrained(stage / "base").save_pretrained(stage / "wider")
@@ -279,11 +274,6 @@ def test_a_teacher_of_another_hidden_size_has_no_states_to_compare(stage):
 
 def test_a_layer_that_a_model_of_the_hub_lacks_is_found_before_its_weights(stage):
     """What `check` reads from a folder, the plugin asks transformers for (here: an override)."""
-    from axolotl.utils.dict import DictDefault
-
-    from axolotl_unlearn.errors import UnlearnError
-    from axolotl_unlearn.plugin import UnlearnPlugin
-
     block = config(stage, "x")["unlearn"] | {"retain": {"objective": "hidden_mse", "layer": 1}}
     cfg = DictDefault(config(stage, "x", unlearn=block))
     UnlearnPlugin().pre_model_load(cfg)
@@ -386,8 +376,6 @@ def test_full_fine_tuning(stage):
 def test_weights_that_would_be_lost_or_not_trained_are_refused(stage, patterns, says):
     """Beside an adapter, base weights trained and were not saved; with a reference by adapter off,
     or none, a run of which nothing is trained was none the wiser."""
-    from axolotl_unlearn.errors import UnlearnError
-
     block = config(stage, "x")["unlearn"] | {"forget": {"objective": "ga"}}
     with pytest.raises(UnlearnError, match=says):
         train(stage, "outside", unfrozen_parameters=patterns, unlearn=block)
@@ -429,8 +417,6 @@ def test_rmu_stops_at_its_layer(stage):
 
 def test_rmu_below_all_that_is_trained_is_refused(stage):
     """It ran to its end and left the model as it was: on SmolLM2 at layer 7, LoRA from 10 on."""
-    from axolotl_unlearn.errors import UnlearnError
-
     at = {"layer": 0, "positions": "all"}
     block = {
         "forget": {"objective": "rmu", **at},
@@ -446,9 +432,6 @@ def test_rmu_below_all_that_is_trained_is_refused(stage):
 
 def fault(stage: Path, capfd, **changes) -> str:
     """What ``axolotl train`` says of a config on standard error, with exit code 2."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.integrations.base import PluginManager
-
     cfg = config(stage, "fault", **changes)
     cfg = {k: v for k, v in cfg.items() if v != "DELETE"}
     path = stage / "fault.yml"
@@ -478,9 +461,6 @@ def test_preprocess_compares_the_sides(stage, capfd):
 
 def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
     """A folder is opened by Axolotl only: what its rows are shows in the columns."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.integrations.base import PluginManager
-
     folder = stage / "folder"
     folder.mkdir()
     (folder / "f.jsonl").write_bytes((stage / "forget.jsonl").read_bytes())
@@ -497,13 +477,11 @@ def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
 
 def test_commands_that_read_no_data_do_not_ask_for_them(stage, straight):
     """After unlearning the forget file is deleted, and then the adapter is merged."""
-    from axolotl.cli.merge_lora import do_cli
-
     sets = datasets(stage, "forget", "retain")
     sets[0]["path"] = str(stage / "deleted.jsonl")
     path = stage / "merge.yml"
     path.write_text(yaml.safe_dump(config(stage, "straight", datasets=sets)))
-    do_cli(config=str(path))
+    merge_lora(config=str(path))
     assert (straight / "merged" / "model.safetensors").exists()
 
 
@@ -524,7 +502,6 @@ def test_another_plugins_trainer_is_refused(stage, capfd):
     """Axolotl takes the first: the run was plain fine-tuning on the forget rows."""
     ours = config(stage, "x")["plugins"]
     plugins = ["test_train_axolotl.OtherPlugin", *ours]
-    from axolotl.integrations.base import PluginManager
 
     loaded = PluginManager.get_instance().plugins
     before = dict(loaded)
@@ -538,12 +515,6 @@ def test_another_plugins_trainer_is_refused(stage, capfd):
 
 
 def test_a_trainer_that_is_not_ours_does_not_start(stage):
-    from axolotl.core.trainers.base import AxolotlTrainer
-    from axolotl.utils.dict import DictDefault
-
-    from axolotl_unlearn.errors import UnlearnError
-    from axolotl_unlearn.plugin import UnlearnPlugin
-
     trainer = AxolotlTrainer.__new__(AxolotlTrainer)
     with pytest.raises(UnlearnError, match="AxolotlTrainer instead of ours"):
         UnlearnPlugin().post_trainer_create(DictDefault(config(stage, "x")), trainer)
@@ -565,8 +536,6 @@ def test_axolotl_evaluate_is_refused(stage):
     """Of a fresh adapter it said log-ratio 0 and KL 0, and of a trained one too, which is then the
     start."""
     from axolotl.cli.evaluate import do_cli
-
-    from axolotl_unlearn.errors import UnlearnError
 
     path = stage / "evaluate.yml"
     path.write_text(yaml.safe_dump(config(stage, "evaluate")))
@@ -591,11 +560,9 @@ def test_full_determinism_trains_the_same(stage, straight, monkeypatch):
 @pytest.mark.skipif(not versions.within(since="0.21"), reason="a hook of Axolotl 0.21")
 def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
     """`axolotl merge-lora`; the record tells the base by content, as the check of a recipe does."""
-    from axolotl.cli.merge_lora import do_cli
-
     from axolotl_unlearn.merging import Model, Tensors
 
-    do_cli(config=str(stage / "straight.yml"), lora_model_dir=str(straight))
+    merge_lora(config=str(stage / "straight.yml"), lora_model_dir=str(straight))
     said = json.loads((straight / "merged/unlearn_base.json").read_text())
     assert said == {
         "base": str(stage / "base"),
@@ -608,8 +575,6 @@ def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
 def test_without_the_plugin_the_dataset_type_refuses(stage, monkeypatch):
     """Axolotl drops the block it does not know; the type must not fine-tune on the forget rows."""
     from axolotl.integrations import base
-
-    from axolotl_unlearn.errors import UnlearnError
 
     # As Axolotl before 0.21, or without our metadata.
     monkeypatch.setattr(base, "entry_points", lambda group: [], raising=False)
@@ -673,8 +638,6 @@ def test_check_says_what_train_does(stage, straight):
 def test_what_blows_up_is_named_and_changes_nothing(stage, monkeypatch, what):
     """In the second epoch one retain row makes the loss infinite, or the gradient alone NaN: the
     rows of its step are named."""
-    from axolotl_unlearn.data.records import read_records
-    from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.training import trainer
 
     real, calls = trainer.step_loss, []
@@ -712,8 +675,6 @@ def test_what_blows_up_is_named_and_changes_nothing(stage, monkeypatch, what):
 
 def longest_row(stage) -> int:
     """Tokens of the one row that was made longer than all others."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(stage / "base")
     rows = [json.loads(line) for line in (stage / "odd.jsonl").read_text().splitlines()]
     sizes = sorted(len(tokenizer(f"{r['input']} {r['output']}")["input_ids"]) for r in rows)

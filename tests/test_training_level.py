@@ -12,15 +12,26 @@ import pytest
 import torch
 import yaml
 from axolotl.utils.dict import DictDefault
-from conftest import count
+from conftest import count, tiny_llama
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.config import LevelArgs, parse_unlearn
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.reference.level import COLDEST, Level, entropy_without
 from axolotl_unlearn.training import level
-from axolotl_unlearn.training.level import learned_auc
+from axolotl_unlearn.training.level import (
+    LevelCallback,
+    LevelledReference,
+    ScoredRows,
+    entropy_excluding_label,
+    forget_rows,
+    judged,
+    learned_auc,
+)
 from axolotl_unlearn.training.stopping import (
     Stopping,
     attack_aucs,
@@ -195,8 +206,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def life(tmp_path_factory):
     """A small life, and its original: a tiny OLMo that memorized four documents."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     from research.worlds.life import LifeSizes, make_life
 
     out = tmp_path_factory.mktemp("life")
@@ -264,10 +273,7 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, matched, l
 def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(life, matched):
     """The watched loss is that of the rows that an `nll` entry trains, by plain forwards: replay
     rows, which `kl` alone holds, are many and never memorized."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from axolotl_unlearn.data.strategy import load_strategy
-    from axolotl_unlearn.training.level import ScoredRows
 
     report = json.loads((matched / "level.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(life / "original")
@@ -351,12 +357,7 @@ def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, mo
 def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     """Against plain forwards: the teacher's numbers are those of a separately run model, and the
     first calibration maps its held-out quantiles on the policy's."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from axolotl_unlearn.config import parse_unlearn
     from axolotl_unlearn.objectives.matching import log_odds
-    from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, forget_rows
 
     config = example(life, "unused")
     args = parse_unlearn(config["unlearn"])
@@ -398,13 +399,6 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
 def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     """A forget set of questions alone (TOFU): no attack was made, and the rule failed on nothing.
     Beside documents they are still left out."""
-    from types import SimpleNamespace
-
-    from conftest import tiny_llama
-
-    from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, judged
-
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
     rng = torch.Generator().manual_seed(0)
 
@@ -425,12 +419,7 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
 def test_the_temperature_follows_the_entropies():
     """Less sure of forget rows than of unseen ones: colder, by the root of the ratio; not while the
     labels are far from their level, and never beyond its limits."""
-    from types import SimpleNamespace
-
     from axolotl_unlearn.engine.needs import ForwardResult
-    from axolotl_unlearn.metrics.memorisation import TokenFacts
-    from axolotl_unlearn.reference.level import COLDEST, Level
-    from axolotl_unlearn.training.level import LevelCallback, LevelledReference, ScoredRows
 
     level = Level()
     level.sharpen(1.6, 0.9)
@@ -466,7 +455,6 @@ def test_the_temperature_follows_the_entropies():
 
 def test_faults_of_the_block_name_the_cure(life):
     from axolotl_unlearn.checks.config import faults
-    from axolotl_unlearn.errors import UnlearnError
 
     config = example(life, "fault")
     assert faults(config) == []
@@ -509,8 +497,6 @@ def test_faults_of_the_block_name_the_cure(life):
 def test_rows_that_no_match_entry_looks_at_are_named(life):
     """The level watches all forget rows: those that the teacher was never asked about stopped the
     run in the middle of its first look."""
-    from axolotl_unlearn.errors import UnlearnError
-
     config = example(life, "limited")
     forget = [config["unlearn"]["forget"][0], {"objective": "npo", "kinds": "question"}]
     config["unlearn"]["forget"] = forget
@@ -522,13 +508,6 @@ def test_rows_that_no_match_entry_looks_at_are_named(life):
 def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
     """A teacher whose logits are .6 of the policy's is as sure of what it says besides the label
     at a temperature of .6, though its labels are less likely."""
-    from axolotl_unlearn.reference.level import Level, entropy_without
-    from axolotl_unlearn.training.level import (
-        LevelCallback,
-        ScoredRows,
-        entropy_excluding_label,
-    )
-
     torch.manual_seed(0)
     logits, labels = 2 * torch.randn(3, 40, 50).double(), torch.randint(0, 50, (3, 40))
     logp = logits.log_softmax(-1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from conftest import count
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_train_axolotl import ROOT, config, stage, train  # noqa: F401
 
 from axolotl_unlearn.data.prepared import drop_half_written
@@ -188,8 +188,6 @@ def test_tokenised_rows_that_were_saved_in_part_go(tmp_path):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """What Trainer writes, without a trainer."""
-    from safetensors.torch import save_file
-
     folder = tmp_path_factory.mktemp("saved") / "checkpoint-10"
     folder.mkdir()
     save_file({"a": torch.arange(50.0), "b": torch.ones(3)}, folder / "model.safetensors")

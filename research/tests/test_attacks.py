@@ -17,11 +17,13 @@ from attack_models import (
     missed_nulls,
     tokenizer,
 )
+from click.testing import CliRunner
 from numpy.testing import assert_allclose
 
 from axolotl_unlearn.attacks.members import attack_model
 from axolotl_unlearn.attacks.registry import Target
 from axolotl_unlearn.errors import UnlearnError
+from research.__main__ import research
 from research.attacks import REGISTRY, icp, tables, traces, transfer
 from research.attacks.iam import bounded_gumbel, completeness
 
@@ -96,10 +98,6 @@ def test_texts_drawn_alike_are_not_told(name):
 
 def test_members_are_told_by_the_command(place):
     """By research's attacks beside the product's, in the same file."""
-    from click.testing import CliRunner
-
-    from research.__main__ import research
-
     words = ["membership", place / "original", "--control", place / "retrained", "--data",
              place / "data", "--out", place / "r", "--attacks", "iam,icp,transfer,loss,table_json"]  # fmt: skip
     outcome = CliRunner().invoke(research, list(map(str, words)))
@@ -132,10 +130,6 @@ def test_answers_drawn_alike_leave_no_trace():
 
 
 def test_the_command_of_traces(place):
-    from click.testing import CliRunner
-
-    from research.__main__ import research
-
     words = ["traces", place / "original", "--original", place / "retrained",
              "--data", place / "data", "--out", place / "t", "--max-new-tokens", 8]  # fmt: skip
     outcome = CliRunner().invoke(research, list(map(str, words)))

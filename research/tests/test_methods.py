@@ -14,6 +14,7 @@ from conftest import random_batch, tiny_llama, with_lora
 from safetensors.torch import load_file
 from test_train_axolotl import adapter, assert_same, config, history, stage, train  # noqa: F401
 from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
 from axolotl_unlearn.checks.config import setting_faults
 from axolotl_unlearn.columns import ROLES
@@ -106,7 +107,6 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
     """Those whose loss plain transformers find most changed by the first phase (TARF); a resumed
     run leaves out the same."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     phases = [
         {"steps": 3, "forget": {"objective": "ga"}},
@@ -154,8 +154,6 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
 def test_forget_rows_weigh_by_their_attribution(stage):
     """As plain transformers find them (GUARD, all weights trained); a resumed run has the same
     weights, and at a high temperature the run is the ordinary one."""
-    from transformers import AutoModelForCausalLM
-
     block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "adapter": "DELETE"}
     options |= {"dataset_prepared_path": str(stage / "rows-weighed"), "learning_rate": 1e-4}

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from research.benchmarks import models, step
+from research.benchmarks import gpu, models, step
 
 SHAPE = models.Shape(32, 2, 48, 4, 97)
 
@@ -120,8 +120,6 @@ def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, c
     """`--smoke`: every figure is numbers, without Axolotl. Out of time nothing begins; started again
     only what is missing is measured."""
     import json
-
-    from research.benchmarks import gpu
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["gpu", "--smoke", "--out", str(tmp_path), *words])
