@@ -132,6 +132,19 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
 
 
+def test_init_names_the_chat_template_that_a_model_lacks(home, tmp_path, monkeypatch):
+    """Once, with its cure, as `check` does; Axolotl's sentence stood there twice."""
+    monkeypatch.chdir(tmp_path)
+    for side in ("forget", "retain"):
+        turns = [{"role": "user", "content": side}, {"role": "assistant", "content": f"{side}!"}]
+        (tmp_path / f"{side}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    sides = ("--forget", "forget.jsonl", "--retain", "retain.jsonl")
+    done = run("init", "--base-model", home / "model", *sides)
+    assert done.output.count("set `chat_template:`") == 1, done.output
+    checked = run("check", "unlearn.yml", "--full")
+    assert checked.exit_code == 2 and "set `chat_template:`" in checked.output, checked.output
+
+
 def test_a_shell_completes_commands_and_options(monkeypatch):
     """As docs/own-model.md says."""
     name = "_AXOLOTL_UNLEARN_COMPLETE"

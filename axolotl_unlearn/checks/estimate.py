@@ -291,7 +291,10 @@ def first_rows(cfg: dict[str, Any], number: int = 1) -> list[str]:
     if tokenizer is None:
         return ["  The tokenizer is not on this machine; `check --show 1` shows rows once it is."]
     tables, faults = token_rows(cfg, tokenizer)
-    return [*(f"  note: {fault}" for fault in faults), *lines_of(tables, tokenizer, number)]
+    return [
+        *(f"  note: {one}" for one in dict.fromkeys(faults)),
+        *lines_of(tables, tokenizer, number),
+    ]
 
 
 def lines_of(tables: dict[str, Any], tokenizer: Any, number: int) -> Iterator[str]:

@@ -285,9 +285,12 @@ def _tokenised(
         else:
             strategy = load(kind, tokenizer, settings, known)
     except ValueError as error:  # no row has been read yet
+        why, cure = str(error).strip().splitlines()[0].rstrip("."), "correct the entry"
+        if "tokenizer_default" in why and not tokenizer.chat_template:
+            why = "the tokenizer has no chat template"
+            cure = "set `chat_template:` to the one that the model learned with"
         raise UnlearnError(
-            f"`unlearn.data.rows`: Axolotl cannot make the type {name} "
-            f"({str(error).strip().splitlines()[0].rstrip('.')}); correct the entry.",
+            f"`unlearn.data.rows`: Axolotl cannot make the type {name} ({why}); {cure}.",
             code="data.unknown-type",
         ) from None
     try:
