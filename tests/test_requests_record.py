@@ -339,6 +339,7 @@ def test_signature_of_the_owner(folder, keys):  # noqa: F811
     assert "nowhere.pem does not exist" in nowhere.output
     assert "sign the record again" in said("told", folder, "--recipient", "Cloud").output
     assert "record again" not in said("told", folder, "--recipient", "Mill").output
+    assert "say who was told" in said("told", folder, "--recipient", " ", code=2).output
     assert verified(3, public) == "none", "it was of the record before"
     assert "cannot sign" in said("sign", folder, "--key", public, code=2).output
 

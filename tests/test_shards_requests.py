@@ -159,6 +159,9 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     for wrong in ({"micro_batch_size": 2}, {"adapter": "qlora"}, {"max_steps": 9}):
         with fails("shards.option"):
             train_shards(settings(home, **short | wrong), out, "id", COUNT)
+    with fails("shards.no-field"):
+        train_shards(settings(home, **short), out, "ids", COUNT)
+    assert not out.exists(), "the next try would be refused for it"
     first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
     lonely = HOME["ada-quill"]
     own = [name for name, shard in HOME.items() if shard == lonely]

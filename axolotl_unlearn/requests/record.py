@@ -208,6 +208,8 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
     """
     if day > date.today():
         raise UnlearnError(f"--day {day} is yet to come.", code="requests.dates")
+    if not recipient.strip():
+        raise UnlearnError("--recipient is empty; say who was told.", code="requests.no-recipient")
     one = {"recipient": one_line(recipient, "--recipient"), "day": day.isoformat()}
     _amend(folder, "told", lambda predicate: {"told": [*predicate.get("told", []), one]})
 

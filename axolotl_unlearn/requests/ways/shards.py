@@ -91,12 +91,12 @@ def train_shards(
         raise UnlearnError(
             f"{out} holds something else; give --out a new folder.", code="shards.other-folder"
         )
+    rows = cut(rows_of.remaining(config_path, config), facts)  # before a folder is made
     work, model = private_folder(private_folder(out) / "work"), out / "model"
     with held(out) as lock:
         write_json(out / FACTS, facts)
         cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
         run = Steps(work, lock, cache, console=console or Console())
-        rows = cut(rows_of.remaining(config_path, config), facts)
         with run.step("shards", "train the shards"):
             told = facts, rows, run, work, out / facts["current"], model
             keys, trained = make_routed(config_path, *told)
