@@ -247,7 +247,7 @@ COMMANDS = {
     "audit forget.jsonl --model torn": "torn/adapter_model.safetensors cannot be read",
     "tasks run --model hf-unlearn --model_args pretrained=./gone --tasks tofu": "./gone does not",
     "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu --metadata "
-    '{"data_dir":"gone"}': "Error: the data folder gone",
+    '{"data_dir":"gone"}': "Error: gone has no forget10_perturbed.jsonl",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
     "eval ./nowhere ./gone": "./nowhere does not exist",
 }
