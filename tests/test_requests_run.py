@@ -222,6 +222,7 @@ def test_what_stops_a_command_is_one_sentence_and_it_goes_on(
     process = start(folder)
     said = process.communicate()[0]
     assert process.returncode == 0 and "Verdict: exact" in said, said
+    assert said.rstrip().endswith(f"Next: axolotl-unlearn request erase {folder}"), said
 
 
 def limited(words: list[str], seen: Path, bytes: int | None = None, read_only: Path | None = None):

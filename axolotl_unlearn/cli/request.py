@@ -238,6 +238,7 @@ def run(folder: Path, **given: Any):
         f"Verdict: {verdict['status']}{'' if verdict['good'] else ', accepted'}. Model: {model}",
         *(f"Not claimed: {limit}." for limit in verdict["limits"]),
         f"Record: {record} (page: {page})",
+        f"Next: axolotl-unlearn request erase {folder}",  # the model before is still there
     ]
     return Answer({"model": model, "verdict": judged, "record": record, "page": page}, said)
 
