@@ -136,6 +136,7 @@ def test_a_look_lists_everything_and_changes_nothing(home):
     assert len(kept) == 1 and "requests/2026-001/data (audits need it" in kept[0]
     left = [line for line in lines if line.startswith("left")]
     assert [line.split("/")[-1].split(": ")[-1] for line in left] == ["train.jsonl", "copy.txt"]
+    assert lines[0].startswith("searching all files")
     assert "nothing was changed" in lines[-1]
     assert "brass" not in found.output and "Quill" not in found.output
 

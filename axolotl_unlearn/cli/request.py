@@ -330,6 +330,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     with ExitStack() as stack:
         if yes and (folder / "request.json").is_file():  # nobody removes or trains beside it
             stack.enter_context(held(home(folder).parent))
+        click.echo("searching all files; minutes where folders or caches are large", err=True)
         planned = erasing.plan(folder, places=places, with_data=with_data)
         said = [*planned.lines(), *planned.found_lines()]
         facts = {"items": [vars(item) for item in planned.items], "removed": yes}
