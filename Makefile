@@ -57,8 +57,8 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 STEP = OMP_NUM_THREADS=$(or $(THREADS),1) OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness step
 DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 
-demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, four minutes)
-	@echo "about four minutes on two idle cores; what the commands say is in out/logs"
+demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, five minutes)
+	@echo "about five minutes on two idle cores, more on busy ones; what the commands say is in out/logs"
 	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness \
 	  $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
 
