@@ -200,7 +200,7 @@ def make_routed(
     for shard in due:
         made = rows_of.training(config, work / keys[shard])
         made = {name: value for name, value in made.items() if not name.startswith(_LOOKS)}
-        if shard != "0":  # as many steps as the unsharded run makes: it learns as much
+        if shard != "0":  # of mean size: as many steps as the unsharded run makes
             (micro, _), batch = _batch(config), math.prod(_batch(config)) // facts["count"]
             made["micro_batch_size"] = min(micro, batch)
             made["gradient_accumulation_steps"] = max(1, batch // micro)
