@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,8 @@ def kill_when(process: subprocess.Popen, line: str, number: int = signal.SIGKILL
     for text in process.stdout:
         seen.append(text)
         if line in text:
+            if number == signal.SIGINT:
+                time.sleep(0.5)  # in the fork that the line announces Python would drop it
             os.killpg(process.pid, number)
             break
     if number != signal.SIGKILL:
