@@ -26,7 +26,8 @@ from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options as NewOptions
-from axolotl_unlearn.requests.new import encoded, new_request
+from axolotl_unlearn.requests.new import new_request
+from axolotl_unlearn.requests.rows import encoded
 
 
 @pytest.fixture(autouse=True)
