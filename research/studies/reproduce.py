@@ -335,11 +335,9 @@ def leaderboard(seed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return f"{one.get(column) or 0.0:.3f} [{low:.2f}, {high:.2f}]"
 
     order = sorted(seed, key=lambda name: -(seed[name].get("aggregate") or 0.0))
+    ends = {name: seed[name]["intervals"]["aggregate"] for name in order}
     unlearned = [name for name in order if name not in ("original", "retrained")]
-    low = seed[unlearned[0]]["intervals"]["aggregate"][0]
-    said = {
-        n: "no" if seed[n]["intervals"]["aggregate"][1] >= low else "yes" for n in unlearned[1:]
-    }
+    said = {n: "no" if ends[n][1] >= ends[unlearned[0]][0] else "yes" for n in unlearned[1:]}
     rows = [[name, *(shown(seed[name], c) for c in columns), said.get(name, "")] for name in order]
     return {"columns": ["model", *columns, "below the best"], "rows": rows}
 

@@ -89,6 +89,7 @@ def test_the_story_by_hand():
         ("retrained", ""), ("a", ""), ("b", "no"), ("c", "yes")
     ]  # fmt: skip
     assert rows[1][1] == "0.600 [0.50, 0.70]"
+    assert reproduce.leaderboard({})["rows"] == []  # of a seed that was not begun
 
 
 def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
