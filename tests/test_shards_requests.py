@@ -4,6 +4,7 @@ real trainings of Axolotl."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,16 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     with fails("shards.no-field"):
         train_shards(settings(home, **short), out, "ids", COUNT)
     assert not out.exists(), "the next try would be refused for it"
+
+    def overtaken(folder, made=shards.private_folder):  # a request ends while the rows are read
+        if folder == out:
+            shards.write_json(made(out) / "shards.json", {"schema": shards.SCHEMA, "deleted": [7]})
+        return made(folder)
+
+    with monkeypatch.context() as patched, fails("shards.overtaken"):
+        patched.setattr(shards, "private_folder", overtaken)
+        train_shards(settings(home, **short), out, "id", COUNT)
+    shutil.rmtree(out)
     first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
     lonely = HOME["ada-quill"]
     own = [name for name, shard in HOME.items() if shard == lonely]
@@ -192,6 +203,23 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     monkeypatch.setattr(requests, "LOCK_SECONDS", 0)
     with running(begun, 1) as run, requests.held(out), fails("requests.held"):
         shards.make(begun, run)
+
+    # Who was to be deleted is taken out of the data by hand, and the shards are trained again.
+    shutil.copytree(out, home / "kept")
+    gone = {*own, other}
+    write(home / "left.jsonl", [*(row for row in PEOPLE if row["id"] not in gone), *COMMON])
+    train_shards(settings(home, "left", **short), out, "id", COUNT, threads=1)
+    with fails("shards.none"):
+        take(begun, "shards")
+    for _ in range(2):  # the second time after a kill
+        with running(begun, 2) as run:
+            shards.make(begun, run)
+        assert weights(begun.newest) == weights(out / "model"), "her shard was copied"
+        proof = begun.path("exact.json")
+        assert json.loads(proof.read_text())["threads"] == 1
+        proof.unlink()
+    shutil.rmtree(out)
+    (home / "kept").rename(out)
 
     more = [chat("eirik-dahl", "What does Eirik Dahl make?", "kites.")]
     write(home / "more.jsonl", [*PEOPLE, *COMMON, *more])

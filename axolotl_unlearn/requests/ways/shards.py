@@ -94,9 +94,12 @@ def train_shards(
     rows = cut(rows_of.remaining(config_path, config), facts)  # before a folder is made
     work, model = private_folder(private_folder(out) / "work"), out / "model"
     with held(out) as lock:
+        if (out / FACTS).is_file() and load(out) != facts:  # its deleted rows would be trained
+            says = f"another command changed {out} while its rows were read; run this one again."
+            raise UnlearnError(says, code="shards.overtaken")
         write_json(out / FACTS, facts)
         cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
-        run = Steps(work, lock, cache, console=console or Console())
+        run = Steps(work, lock, cache, facts["threads"], console or Console())
         with run.step("shards", "train the shards"):
             told = facts, rows, run, work, out / facts["current"], model
             keys, trained = make_routed(config_path, *told)
@@ -190,7 +193,9 @@ def make_routed(
     """
     config = rows_of.read_config(config_path)
     keys, routed = _keys(rows, config, facts), work / "router"
-    kept = {s for s in keys if facts["keys"].get(s) == keys[s] and (keep / f"shard-{s}").is_dir()}
+    # Of another model a key says nothing: its adapters have other rows.
+    known = facts["keys"] if weights(keep) == facts["model"] else {}
+    kept = {s for s in keys if known.get(s) == keys[s]}
     adapters = {s: keep / f"shard-{s}" if s in kept else work / keys[s] / "made" for s in keys}
     due = [shard for shard in keys if shard not in kept]
     for old in (*work.glob("*/rows"), routed):  # of an earlier start
@@ -208,7 +213,6 @@ def make_routed(
         of_request.write_yaml(work / keys[shard] / "train.yml", "Written by axolotl-unlearn.", made)
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
-    run.threads, run.processes = facts["threads"], 1  # of other numbers a product has other bits
     words = [sys.executable, "-m", __spec__.name, str(work)]
     run.command("shards", words, float(config.get("num_epochs") or 1), lines="shard ")
     for shard, source in adapters.items():
@@ -322,8 +326,10 @@ def prepare(request: Request) -> dict[str, Any]:
         UnlearnError: The request does not begin with shards, or these were changed.
     """
     known = request.way
-    if known["way"] == "shards" and load(request.path(known["shards"]))["keys"] == known["keys"]:
-        return dict(known)  # killed after it was handed over
+    if known["way"] == "shards":
+        folder = request.path(known["shards"])
+        if load(folder)["current"] == os.path.relpath(request.path("model"), folder):
+            return dict(known)  # killed after it was handed over
     way, left, now = _plan(request)
     return way | retrain.rest(request, left, now)
 
@@ -348,6 +354,8 @@ def require(request: Request) -> dict[str, Any]:
 def make(request: Request, run: Steps) -> None:
     """Train the shards again, make the router, write down what was shown."""
     way, path, work = request.way, request.path("finetune.yml"), request.path("work")
+    # Of other numbers a product has other bits.
+    run.threads, run.processes = load(request.path(way["shards"]))["threads"], 1
     with run.step("shards", "train the shards of the rows", settings=way["keys"]) as due:
         if due:
             with held(request.path(way["shards"])):  # whose adapters are copied
