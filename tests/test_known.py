@@ -12,8 +12,10 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import eval_model
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from fault_codes import fails
@@ -22,6 +24,7 @@ from test_eval_served import TESTS, serving, vllm
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation import known
 from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
+from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 NAMES = [f"{first}{last}" for first in "RBDFGKLMNP" for last in ("ade", "ilo", "umi")]
 
@@ -195,6 +198,16 @@ def test_a_gguf_file_is_asked_one_by_one_and_silence_is_not_measured(home, monke
     assert max(most) == 1
     line = next(one for one in found["documents"] if one["answers"])
     assert line["said"] is None and "--chat" in line["not_measured"]["said"]
+    assert {one["reading"] for one in found["documents"]} == {"not measured"}
+    assert "nothing is written" in line["not_measured"]["recited"]
+
+
+def test_log_probs_that_are_no_numbers_are_not_nothing_found():
+    """As of float16 that overflows: p was 0 on the side of texts that were pushed away."""
+    facts = TokenFacts(*(np.array([float("nan")]) for _ in range(4)))
+    model = SimpleNamespace(texts=lambda some: [facts] * len(some))
+    with fails("audit.not-finite"):
+        known._score(model, [Item("d", "", "t", False)])
 
 
 @pytest.mark.parametrize("code, words", [

@@ -467,10 +467,10 @@ def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
 
 def test_list(home):
     listed = said("list").output
-    assert "2026-001  1 rows  accepted 20" in listed
+    assert "2026-001  1 row  handed over 20" in listed
     assert "current model: requests/2026-001/model" in listed
     finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
-    assert "2026-002  1 rows  not carried out" in said("list").output
+    assert "2026-002  1 row  not carried out" in said("list").output
     for command in ("list", "erase"):
         assert "does not exist" in said(command, "nowhere", code=2).output
 

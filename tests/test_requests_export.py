@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -24,10 +25,12 @@ from requests_folder import (
     model_folder,
     said,
     write_json,
+    write_lines,
 )
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import verify as exporting
+from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import amend, read, sign_file, told, write
 from axolotl_unlearn.requests.request import Ledger, Request, canonical
 from axolotl_unlearn.requests.verify import export, reply, verify, verify_export
@@ -102,10 +105,25 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
         written = reply(statement, handled)
         assert "We did so on 2026-10-01 (due by 2026-10-01)." in written
         assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
+        assert "The model before is" not in written, "a record before v0.4 does not say it"
         assert ("none of our tests" in written) is (exact is None)
         assert ("training the model without them" in written) is (exact is not None)
     del predicate["told"], predicate["erased"]  # as v0.1 may
     assert "has not been erased" in reply(statement, handled)
+
+
+def test_the_letter_claims_no_model_that_stays(folder, tmp_path, monkeypatch):
+    """It said "we removed the model before" of one that `erase` had listed as kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for output, says in (("elsewhere", "is not among them"), ("old", "is among them")):
+        planned = plan(folder)
+        if output == "old":  # below the folder that the config writes to
+            planned.items = [replace(one, why=None) for one in planned.items]
+        erase(planned)
+        statement, handled = read(folder), dict.fromkeys(("to", "by", "reference"), "") | _DATES
+        assert f"The model before {says}." in reply(statement, handled)
+        assert statement["predicate"]["erased"]["model_before"] is (output == "old")
 
 
 def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
@@ -133,6 +151,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     whose = {"documents": ("ada", "bo"), "forget": rows}
     folder = finished_request(tmp_path / "requests", "w48", **whose)
     write_json(folder / "subjects.json", {"ada@example.com": ["ada"], "bo@example.com": ["bo"]})
+    write_lines(folder / "data" / "tested.jsonl", rows[:1])
     verdict = json.loads((folder / "verdict.json").read_text())
     write_json(folder / "verdict.json", verdict | {"reasons": ["document bo is still said"]})
     write(folder)
@@ -149,7 +168,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     statement = json.loads(files["record.json"])
     assert [one["document"] for one in statement["predicate"]["documents"]] == [ledger.keyed("ada")]
     assert statement["predicate"]["erased"]["removed"] == 1
-    assert b"1 row of training data" in files["REPLY.txt"]
+    assert b"We removed 1 row of training data (1 of them of the data that it" in files["REPLY.txt"]
     assert b"2 places that we know of" in files["REPLY.txt"]
     whole = (folder / "record.json").read_bytes()
     assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"

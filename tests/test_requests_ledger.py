@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 
+import kills
 import pytest
 from conftest import count
 from fault_codes import fails
@@ -155,6 +156,19 @@ def test_an_append_that_was_killed_before_the_head_goes_on(four, tmp_path):
     ledger.append("accepted", "next", model=MODEL)
     assert json.loads((tmp_path / HEAD).read_bytes())["entries"] == 5
     assert len(ledger.entries()) == 5
+
+
+def test_the_making_of_a_key_may_be_killed_at_any_moment(tmp_path):
+    """A key that was cut off stopped every later command, which said: put the key back."""
+
+    def first(folder):
+        return lambda: Ledger(folder).keyed("ada-quill")
+
+    whole = kills.moments(first(tmp_path / "whole"), tmp_path)
+    for at in range(whole // 3, whole, whole // 16):
+        folder = tmp_path / str(at)
+        kills.kill_at(first(folder), at, tmp_path)
+        assert Ledger(folder).keyed("ada-quill") and (folder / ".gitignore").is_file(), at
 
 
 def _cut(four, count: int, key: bytes | None = None) -> dict:

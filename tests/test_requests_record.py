@@ -356,7 +356,7 @@ def test_it_is_of_this_request_alone(tmp_path):
     write(folder)
     text = (folder / "record.json").read_text() + (folder / "REPORT.html").read_text()
     assert not any(other in text for other in ("2026-00", str(tmp_path), "2026-0x"))
-    assert "1 documents of earlier requests were looked for: 0 are back; 2 requests" in text
+    assert "of 1 document of earlier requests none back; not tested: 2 requests." in text
     with fails("record.unreadable"):
         amend(folder, "noted", request={"id": "1\nledger: whole"})
     assert verify(folder).require().files == "same"

@@ -132,7 +132,7 @@ def test_the_command_filters_a_training_file(folder, tmp_path):
     rows, out = tmp_path / "next.jsonl", tmp_path / "allowed.jsonl"
     write_lines(rows, [*OTHERS, *FORMS.values()])
     words = ("suppress", folder.parent, "--rows", rows, "--out", out)
-    assert "4 were deleted before and are left out" in said(*words).output
+    assert "left out, deleted before: 4" in said(*words).output
     assert [json.loads(line) for line in out.read_text().splitlines()] == OTHERS
     assert "exists" in said(*words, code=2).output
 

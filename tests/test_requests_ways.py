@@ -222,13 +222,13 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     printed, _ = process.communicate()
     assert process.returncode == 0 and "Verdict: exact" in printed, printed
     verify(made.folder).require()
-    record = read(made.folder)["predicate"]
-    assert record["verdict"]["outcome"] == "shown"
+    record, page = read(made.folder)["predicate"], made.path("REPORT.html").read_text()
+    assert record["verdict"]["outcome"] == "exact" and "Exact. No s" in page
     (one,) = record["tries"]
-    assert (one["outcome"], one["way"], one["seed"]) == ("shown", "retrain", 42)
+    assert (one["outcome"], one["way"], one["seed"]) == ("exact", "retrain", 42)
+    assert "exact 20" in said("list", made.folder.parent).output
     assert str(made.folder.parents[1]) not in json.dumps(record)
     assert "tep of the training" in record["way"]["because"]
-    assert "tep of the training" in made.path("REPORT.html").read_text()
     assert not list(made.path("model").glob("checkpoint-*"))
     what_speaks_against_an_exact_way(made)
     return weights(made.path("model"))
@@ -245,7 +245,7 @@ def what_speaks_against_an_exact_way(made: Request) -> None:
         (texts, {"back": 0}, "not shown"),
         (whole[0], {"back": 1}, "refused"),
         (whole[0], {"back": 0, "unreadable": {"2025-001": "gone"}}, "not shown"),
-        (whole[0], {"back": 0}, "shown"),
+        (whole[0], {"back": 0}, "exact"),
     ):
         audited.write_text(content, "utf-8")
         earlier.write_text(json.dumps(found), "utf-8")

@@ -152,29 +152,34 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     from axolotl_unlearn.requests.request import counted
 
     facts, offered = made.request.facts, made.offered
-    counts, kept = facts["counts"], "retained rows"
+    counts = facts["counts"]
+
+    def kept(count: int, one: str, more: str) -> str:
+        return counted(count, f"retained row {one}", f"retained rows {more}")
+
     for name in speaking([out.name, *(one.name for one in options.subjects)], Wanted()):
         yield f"{name!r} stands in every record and export: take a number if it names anybody."
     yield (
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
-        f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
-        f"held-out rows set the level and {counts['judge']} judge."
+        f"{counts['trained'] - counts['forget']} others to keep verbatim. Of held-out rows "
+        f"{counts['heldout']} set the level, {counts['judge']} judge."
     )
     if offered.near and not options.with_near:
-        yield f"{len(offered.near)} {kept} are nearly the same (--with-near takes them)."
+        same = kept(len(offered.near), "is", "are")
+        yield f"{same} nearly the same; `--with-near` deletes them too."
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
-        yield f"{len(ids)} {kept} also say {name!r} (--with-mentions takes them)."
+        yield f"{kept(len(ids), 'says', 'say')} {name!r}; `--with-mentions` deletes them too."
     for name, ids in offered.hints.items():
-        yield f"{len(ids)} {kept} may be about {name!r} or somebody else; read them."
+        yield f"{kept(len(ids), *['may'] * 2)} be about {name!r} or somebody else: read them."
     for field, count in offered.fields.items():
         yield f"{counted(count, 'retained row')} with {field}: another field, or zeros in front."
     for name, count in offered.frequent.items():
-        yield f"{count} {kept} say {name}, too many to be offered (--contains takes them)."
+        yield f"{kept(count, 'says', 'say')} {name}: too many to offer; `--contains` takes them."
     if offered.reasons:
         yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
     if options.subjects:
         yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
-    yield from (f"Not claimed: {limit}." for limit in facts["limits"])
+    yield from (f"Limit: {limit}." for limit in facts["limits"])
     yield f"Next: axolotl-unlearn request run {out}"
 
 
@@ -235,8 +240,8 @@ def run(folder: Path, **given: Any):
     model, record, page = Request.load(folder).after, folder / "record.json", folder / "REPORT.html"
     judged = {key: value for key, value in verdict.items() if key != "documents"}
     said = [
-        f"Verdict: {verdict['status']}{'' if verdict['good'] else ', accepted'}. Model: {model}",
-        *(f"Not claimed: {limit}." for limit in verdict["limits"]),
+        f"Verdict: {verdict['outcome']}{'' if verdict['good'] else ', accepted'}. Model: {model}",
+        *(f"Limit: {limit}." for limit in verdict["limits"]),
         f"Record: {record} (page: {page})",
         f"Next: axolotl-unlearn request erase {folder}",  # the model before is still there
     ]
@@ -247,19 +252,21 @@ def run(folder: Path, **given: Any):
 @click.argument("requests_dir", metavar="[REQUESTS]", type=_PLACE, default="requests")
 def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
-    from axolotl_unlearn.requests.request import Ledger, Request
+    from axolotl_unlearn.requests.request import Ledger, Request, counted
 
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
     for entry in ledger.entries():
-        state = entry["event"] + ("" if entry.get("good", True) else " (not good)")
+        carried = "handed over" if entry.get("good") else "accepted"  # whatever the verdict was
+        own = {"tried": entry.get("outcome", "tried"), "accepted": carried}
+        state = own.get(entry["event"], entry["event"])
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
     listed, said = [], []
     for name in [*states, *sorted(folders - set(states))]:
         rows, events = "its folder is gone", states.get(name, [])
         if name in folders:
-            rows = f"{Request.load(requests_dir / name).facts['counts']['forget']} rows"
+            rows = counted(Request.load(requests_dir / name).facts["counts"]["forget"], "row")
         listed.append({"request": name, "rows": rows, "events": events})
         said.append(f"{name}  {rows}  {', '.join(events or ['not carried out'])}")
     current, warnings = ledger.current(), ledger.warnings()
@@ -325,7 +332,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
-    from axolotl_unlearn.requests.request import held, home
+    from axolotl_unlearn.requests.request import counted, held, home
 
     with ExitStack() as stack:
         if yes and (folder / "request.json").is_file():  # nobody removes or trains beside it
@@ -338,8 +345,8 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         if not yes:
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
         say_plainly(said)  # before anything goes
-        left = erasing.erase(planned)["places"] or "no"
-    gone = f"removed {len(planned.removable)} places; {left} files that are left hold deleted texts"
+        left = counted(erasing.erase(planned)["places"], "file")
+    gone = f"removed {counted(len(planned.removable), 'place')}; deleted texts are left in {left}"
     return Answer(facts, [f"{gone}; written into the record"])
 
 
@@ -454,15 +461,16 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     plain `axolotl train` filter the file.
     """
     from axolotl_unlearn.requests import rows as rows_of
+    from axolotl_unlearn.requests.request import counted
 
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."
         raise UnlearnError(says, code="requests.rows-and-out")
     path, count, new = rows_of.suppress(requests_dir)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
-    said = [f"{path}: {count} digests, {new} of them new"]
+    said = [f"{path}: {counted(count, 'digest')}, new: {new}"]
     if rows is not None and out is not None:
         kept, gone = rows_of.filtered(path, rows, out)
         facts |= {"rows": out, "kept": kept, "left_out": gone}
-        said.append(f"{out}: {kept} rows of {rows}; {gone} were deleted before and are left out")
+        said.append(f"{out}: {counted(kept, 'row')} of {rows}; left out, deleted before: {gone}")
     return Answer(facts, said)

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.data.documents import PAIRS, Answer
@@ -84,9 +85,10 @@ class Item:
 
     @property
     def recited(self) -> bool | None:
-        """By the rule above; None where too little follows to say."""
+        """By the rule above; None where too little follows, or nothing is written, to say."""
         length = len(words(self.rest))
-        if length < FEW and (self.tokens is None or self.question):
+        silent = not self.wrote.strip() and self.tokens is None
+        if silent or (length < FEW and (self.tokens is None or self.question)):
             return None
         by_words = length >= FEW and self.words >= min(WORDS, length)
         return by_words or (self.tokens or 0) >= TOKENS
@@ -277,7 +279,8 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     if asked and not any(one.wrote.strip() for one in asked):
         away["said"] = "nothing is written after its questions; a chat model wants --chat"
     if not recited:
-        away["recited"] = f"fewer than {FEW} words follow"
+        few = all(len(words(one.rest)) < FEW for one in items)
+        away["recited"] = f"fewer than {FEW} words follow" if few else "nothing is written"
     if p is None:
         short = "its text is too short or too long for the model"
         alone = "it has questions alone; texts are compared"
@@ -323,14 +326,20 @@ def _write(model: Any, items: Sequence[Item], most: int, chat: bool) -> None:
 
 
 def _score(model: Any, items: Sequence[Item]) -> None:
-    """Facts of each text, but of those that are too short or too long."""
+    """Facts of each text, but of those that are too short or too long. Raises `UnlearnError`: a
+    log-prob is no number, of which no test could say that nothing is found."""
     try:
         facts = model.texts([one.text for one in items])
     except UnlearnError:
-        for one in items:
+        facts = [None] * len(items)
+        for number, one in enumerate(items):
             with suppress(UnlearnError):
-                one.facts = model.texts([one.text])[0]
-        return
+                facts[number] = model.texts([one.text])[0]
+    if not all(one is None or np.isfinite(one.logp).all() for one in facts):
+        raise UnlearnError(
+            "log-probs of the model are NaN or infinite; load it with `--dtype float32`.",
+            code="audit.not-finite",
+        )
     for one, known in zip(items, facts, strict=True):
         one.facts = known
 

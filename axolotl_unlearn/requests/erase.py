@@ -51,6 +51,8 @@ _WEIGHTS = re.compile(
 #: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
 #: own (`is_prepared`) around them, if a config names no folder.
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
+#: Kinds of what the request began with.
+_BEFORE = {"model before", "adapter before"}
 #: Folders of a request that hold its rows, for later audits; and of those, copies of other people's
 #: rows that nothing needs once the request was carried out.
 KEPT = ("data", "eval-data")
@@ -134,13 +136,13 @@ class Plan:
         left, named = self.stays(result.left), self.stays(result.named)
         for word, places, says in (
             ("left", left, f"still holds deleted texts, {{}} of {whole} windows"),
-            ("named", named, "holds {} short texts (names, numbers)"),
+            ("named", named, "holds names or numbers, {} in all"),
             ("unread", dict.fromkeys(result.unreadable, 0), "look yourself"),
         ):
             for path, count in places.items():
                 yield f"{word:6}  {sized(size_of(path)):>9}  {says.format(count)}: {shown(path)}"
         said = (
-            f"searched {result.files} files ({sized(result.searched_bytes)}) for "
+            f"searched {counted(result.files, 'file')} ({sized(result.searched_bytes)}) for "
             f"{counted(whole, 'window')} of eight words and "
             f"{counted(len(texts.windows) - whole, 'short text')}"
         )
@@ -151,7 +153,7 @@ class Plan:
         if result.unsearched:
             said += f"; cannot be searched: {result.not_searched()}"
         if result.unreadable:
-            said += f"; {len(result.unreadable)} files were unreadable"
+            said += f"; unreadable: {counted(len(result.unreadable), 'file')}"
         yield said
 
 
@@ -249,8 +251,9 @@ def erase(planned: Plan) -> dict[str, Any]:
 
     Returns:
         ``removed``, ``kept``, ``left`` and counts, as in ``erased.json``: paths relative to the
-        request; ``places``: how many files still hold deleted texts, those kept for audits too. The
-        record has ids in the place of names outside its folder.
+        request; ``places``: how many files still hold deleted texts, those kept for audits too;
+        ``model_before``: it is among what was removed. The record has ids in the place of names
+        outside its folder.
     """
     folder = planned.folder
     ledger, known = Ledger(folder.parent), folder / ERASED
@@ -291,8 +294,10 @@ def erase(planned: Plan) -> dict[str, Any]:
         "left": counts(result.left, "windows"),
         "named": counts(result.named, "texts"),
     }
+    went, stayed = ({one["kind"] for one in lists[part]} & _BEFORE for part in ("removed", "kept"))
     erased = {
         "time": now(),
+        "model_before": bool(went) and not stayed,
         "bytes": sum(one["bytes"] for one in gone + goes),
         "places": len(result.left) + len(result.named),
         "windows": texts.whole,

@@ -35,6 +35,7 @@ from axolotl_unlearn.requests.request import (
     SCHEMA,
     Ledger,
     Request,
+    counted,
     digest,
     fault,
     now,
@@ -290,7 +291,8 @@ def _heldout(
     left = [row for row in rows if row.id not in same]
     limits = []
     if same:
-        limits.append(f"{len(same)} held-out rows that say what is to be forgotten were left out")
+        out = counted(len(same), "held-out row")
+        limits.append(f"left out of the comparison: {out} with what is to be forgotten")
     if not left:
         limits.append(
             "there are no held-out rows (validation split, `test_datasets` or --heldout), so "
@@ -299,9 +301,9 @@ def _heldout(
         )
     elif len(left) < LEAST_HELDOUT:
         limits.append(
-            f"{len(left)} held-out rows are few: `match` has no level to stop at, and one row that "
-            f"stands out is found only with {LEAST_HELDOUT // 2 - 1} that judge (an exact way "
-            "needs none)"
+            f"only {counted(len(left), 'held-out row')}: `match` has no level to stop at, and one "
+            f"row that stands out is found only with {LEAST_HELDOUT // 2 - 1} that judge (an exact "
+            "way needs none)"
         )
     random.Random(f"{seed}/heldout").shuffle(left)
     half = len(left) // 2 if len(left) >= LEAST_HELDOUT else 0

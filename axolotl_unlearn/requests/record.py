@@ -40,6 +40,7 @@ from axolotl_unlearn.requests.request import (
     Request,
     Sha,
     canonical,
+    counted,
     digest,
     fault,
     home,
@@ -376,11 +377,13 @@ def _earlier(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     lines, untested = found.get("lines", []), [*found["missing"], *found.get("unreadable", ())]
     facts = {"documents": len(lines), "back": found["back"], "untested": len(untested)}
-    said = "{documents} documents of earlier requests were looked for: {back} are back"
+    said = (
+        f"of {counted(len(lines), 'document')} of earlier requests {found['back'] or 'none'} back"
+    )
     unmeasured = sum(line["reading"] == READINGS[-1] for line in lines)
-    said += f"; {unmeasured} could not be measured" if unmeasured else ""
-    said += "; {untested} requests could not be tested" if untested else ""
-    return facts | {"says": said.format(**facts) + "."}
+    said += f"; not measured: {unmeasured}" if unmeasured else ""
+    said += f"; not tested: {counted(len(untested), 'request')}" if untested else ""
+    return facts | {"says": f"Looked for again: {said}."}
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
@@ -474,6 +477,7 @@ def page(statement: Mapping[str, Any], *, evaluation: bool = False) -> str:
         readings={reading: counts[reading] for reading in READINGS},
         listed=lambda part: part if isinstance(part, list) else [],
         many=lambda part: len(part) if isinstance(part, list) else part,
+        counted=counted,
         evaluation=evaluation,
         css=Markup(css),
     )
@@ -494,11 +498,15 @@ def subjects(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     for name, rows in every.items():
         mine = {ledger.keyed(row) for row in rows}
         documents = [line for line in whole["documents"] if line["document"] in mine]
-        kept = ("id", "created", "recorded")
+        kept, tested = ("id", "created", "recorded"), mine & {*whole["request"].get("tested", ())}
         own = _without({key: whole[key] for key in OF_ALL if key in whole}, mine) | {
             "request": {key: whole["request"][key] for key in kept}
             | {"subject": name, "chosen": {}}
-            | {"counts": {"forget": len(rows), "documents": len(documents)}},
+            | {
+                "counts": dict(
+                    forget=len(mine - tested), tested=len(tested), documents=len(documents)
+                )
+            },
             "documents": documents,
             "earlier": None,
             "erased": _counts(whole["erased"]),
@@ -533,7 +541,7 @@ def _counts(erased: Mapping[str, Any] | None) -> dict[str, Any] | None:
     parts = ("removed", "kept", "left", "named")
     return erased and {
         **{part: len(erased[part]) for part in parts if part in erased},
-        **{key: erased[key] for key in ("time", "bytes", "windows") if key in erased},
+        **{k: erased[k] for k in ("time", "bytes", "windows", "model_before") if k in erased},
         "places": places(erased),
     }
 

@@ -509,19 +509,14 @@ class Ledger:
             says = f"is missing; put back the key that {LEDGER} was written with."
             raise fault("ledger.missing", f"{path} {says}")
         self.folder.mkdir(parents=True, exist_ok=True)
-        key = secrets.token_bytes(32)
-        try:
-            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:  # another command was first
-            return self._own_key()
-        with os.fdopen(number, "w") as file:
-            file.write(key.hex() + "\n")
-            file.flush()
-            os.fsync(number)
-        ignored = self.folder / ".gitignore"
-        if not ignored.exists():
-            ignored.write_text(f"# Whoever has the key can guess who is in the records.\n{KEY}\n")
-        return key
+        with files.locked(self.folder):
+            if not path.exists():  # else another command was first
+                ignored = self.folder / ".gitignore"
+                if not ignored.exists():
+                    says = "# Whoever has the key can guess who is in the records."
+                    files.write(ignored, f"{says}\n{KEY}\n")
+                files.write(path, secrets.token_bytes(32).hex() + "\n", private=True)
+        return self._own_key()
 
     def keyed(self, text: str) -> str:
         """The id of a document in everything that leaves the folder: an HMAC, 32 hex digits."""

@@ -41,7 +41,7 @@ TRACKERS = ("wandb_", "mlflow_", "comet_", "trackio_")
 CHECKPOINTED = ("load_best_model_at_end", "early_stopping_patience")
 SAVES = ("save_steps", "saves_per_epoch", "save_strategy", "save_total_limit")
 #: What is not claimed of a model.
-UNCHECKED = "that the data files are those of the training run was not checked"
+UNCHECKED = "whether the data files are those of the training run was not checked"
 REJECTED = (
     "the chosen answers are forgotten and tested; the rejected ones were made less likely by the "
     "training, and whether that shows was not tested"

@@ -20,12 +20,12 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.metrics.audit import RATE
-from axolotl_unlearn.requests.request import Request, fault, read_json, weights
+from axolotl_unlearn.requests.request import Request, counted, fault, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
 
 Line = Mapping[str, Any]
 
-SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
+SHOWN, EXACT, REFUSED, NOT_SHOWN = "shown", "exact", "refused", "not shown"
 #: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of 0.8)
 #: is not the level of a model that never saw the rows.
 AGAINST = ("outputs", "able", "membership", "documents", "kept", "attacks")
@@ -58,7 +58,7 @@ def verdict(request: Request) -> dict[str, Any]:
     """What verdict.json holds, but for ``accepted``.
 
     Returns:
-        ``outcome`` (shown, refused, not shown), ``good`` (shown), ``status`` in a few words,
+        ``outcome`` (shown, refused, not shown), ``good`` (shown), ``status``: what it is,
         ``reasons`` against handing over and what is ``missing``; ``says``: control, power
         and drop in a sentence each; ``limits``; the audit's ``documents``.
     """
@@ -83,8 +83,8 @@ def verdict(request: Request) -> dict[str, Any]:
         limits.append(f"{never}: {guessed}; they are guesses and count as not said")
     if 0 < (unfound := n - len(dropped.found)) < n:
         limits.append(
-            f"{unfound} of {n} rows were found in the model before by no test, so that none finds "
-            "them now shows nothing"
+            f"no test found {_of(unfound, n)} in the model before, so that none finds them now "
+            "shows nothing"
         )
     few = "too few rows to say more than this: "
     limits += [
@@ -119,15 +119,19 @@ def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[l
     found: dict[str, str] = {}
     for reading in BAD:
         if count := sum(line["reading"] == reading for line in documents):
-            found[reading] = f"{count} of {len(documents)} rows are {reading}"
+            found[reading] = f"{reading}: {_of(count, len(documents))}"
     for finding in judged.findings:
         # Retained rows under their bar: that few rows leave it open is no reason to hand over.
         below = finding.id == "kept" and finding.value is not None and finding.value < finding.limit
         if finding.id in AGAINST and (finding.outcome == "fail" or below):
             found[finding.id] = f"{finding.title.lower()}: {finding.says}"
     if back := _earlier(request).get("back"):
-        found["earlier requests are back"] = f"{back} documents of earlier requests are back"
+        found["earlier requests are back"] = f"{counted(back, 'document')} of earlier requests back"
     return list(found.values()), next(iter(found), "good")
+
+
+def _of(count: int, n: int) -> str:
+    return f"{count} of {counted(n, 'row')}"
 
 
 def _earlier(request: Request) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def not_measured(
     missing, n = [], len(documents)
     if untested := sum(line["p"] is None for line in documents):
         missing.append(
-            f"whether {untested} of {n} rows can be told from texts that were never seen was not "
+            f"whether {_of(untested, n)} can be told from texts that were never seen was not "
             "measured: there are no held-out rows (`request new --heldout`)"
         )
     missing += (dropped or Drops.of(documents, ())).missing(documents, before)
@@ -218,7 +222,7 @@ def sentences(
 ) -> Iterator[str]:
     """The first lines of the report: what these tests were able to find."""
     n = len(documents)
-    control = f"Control: in the model before the same tests find {len(dropped.found)} of {n} rows"
+    control = f"Control: in the model before the same tests find {_of(len(dropped.found), n)}"
     if before:
         name, one = min(before.items(), key=lambda pair: pair[1]["p_corrected"])
         told = f"AUC {one['auc']:.2f} ({name.replace('_', ' ')}, p {one['p_corrected']:.2g})"
@@ -230,7 +234,7 @@ def sentences(
         if reach < 0.45:
             surely = f"an AUC of {0.5 + reach:.2f} or more (or {0.5 - reach:.2f} or less)"
         yield (
-            f"Power: with {power['members']} rows against {others} held-out ones {surely} would "
+            f"Power: with {counted(power['members'], 'row')} and {others} held-out {surely} would "
             "have been found in four of five cases."
         )
         if others < (needed := math.ceil(n / RATE) - 1):
@@ -299,8 +303,8 @@ class Drops:
         strong = any(one["p_corrected"] <= again for one in before.values())
         if len(self.found) < CONTROL * n and not strong:
             yield (
-                f"the tests find {len(self.found)} of {n} rows in the model before and would miss "
-                "them again in more than one of five cases: finding none now shows nothing"
+                f"the tests find {_of(len(self.found), n)} in the model before and would miss them "
+                "again in more than one of five cases: finding none now shows nothing"
             )
         if self.p is None:
             yield (
@@ -314,8 +318,9 @@ class Drops:
                 f"{UNCHANGED} is asked for), as in a model that forgot nothing"
                 + (f"; to show more it takes {few} held-out rows that judge" if few else "")
             )
-        if kept := sum(self.rows.get(d, 0.0) > ROW for d in self.found):
-            yield f"{kept} of {len(self.found)} rows that were found before show no drop of theirs"
+        # Of a row without a loss, before or now, nothing was shown.
+        if self.rows and (kept := sum(self.rows.get(d, 1.0) > ROW for d in self.found)):
+            yield f"no drop of its own shows {_of(kept, len(self.found))} that the tests had found"
 
 
 def needed(rows: int, heldout: int) -> int:
@@ -357,7 +362,8 @@ def strength(figures: Line | None) -> float:
 
 
 def exact(request: Request) -> dict[str, Any]:
-    """What verdict.json holds of an exact way, but for ``accepted``.
+    """What verdict.json holds of an exact way, but for ``accepted``; ``outcome`` is exact in the
+    place of shown.
 
     The rows were not read, whatever a test says of them; what speaks against handing over is a
     model that is broken. What it says of them all the same it has from other rows, or guesses.
@@ -382,25 +388,27 @@ def exact(request: Request) -> dict[str, Any]:
     recites = sum(line.get("extraction_strength") == 1 for line in base)
     says = sum(bool(line.get("answers_said")) for line in base)
     missing, limits, n = unread_requests(request), [BASE], len(documents)
+    missing += [finding.says for finding in broken if finding.missing]
     if recited := readings["recited"]:
         missing.append(
-            f"{recited} of {n} rows come out word by word of a model that was not trained on "
-            "them: its base knows them, or other rows say the same"
+            f"a model that was not trained on them says {_of(recited, n)} word by word: its base "
+            "knows them, or other rows say the same"
         )
     if said := readings["still said"]:
         limits.append(
-            f"{said} of {n} rows are said by a model that never read them: other rows say the "
-            "same, or they can be guessed"
+            f"a model that never read them says {_of(said, n)}: other rows say the same, or they "
+            "can be guessed"
         )
     if says:
-        limits.append(f"{says} of {len(base)} rows are said by the base model itself")
+        limits.append(f"the base model itself says {_of(says, len(base))}")
     if recites:
         missing.append(
-            f"the base model recites {recites} of {len(base)} rows word by word, so it may have "
-            "been trained on them: training it again without them shows nothing"
+            f"the base model recites {_of(recites, len(base))} word by word, so it may have been "
+            "trained on them: training it again without them shows nothing"
         )
     coin = coins(_scores(request, AFTER))
-    return _made(request, status, reasons, missing, limits, documents, coin)
+    made = _made(request, status, reasons, missing, limits, documents, coin)
+    return made | ({"outcome": EXACT} if made["good"] else {})
 
 
 def coins(scores: Mapping[str, Any]) -> list[str]:

@@ -514,7 +514,8 @@ def verify_export(
     name, head = handling["request"], handling["head"]
     found.say(
         f"record: of request {name}, as its ledger entries know it",
-        f"ledger: {head['entries']} entries when it was exported (`request verify --head {path}`)",
+        f"ledger: {counted(head['entries'], 'entry', 'entries')} when it was exported "
+        f"(`request verify --head {path}`)",
         f"dates, as the sender wrote them: received {handling['received']}, due {handling['due']}, "
         f"done {handling['done']}" + (", late" if handling["late"] else ""),
     )

@@ -170,11 +170,11 @@ def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     return min(told, key=key, default=None)
 
 
-def _below(
+def _held_to(
     case: str, n: int, bar: float, ends: tuple, value: float, sign: int = 1, **figures: Any
 ) -> Read:
-    """Passes where the whole interval is at most the bar, fails where all of it is above; of
-    ``sign`` -1 the other way round."""
+    """Passes where the whole interval is on the good side of the bar, fails where all of it is on
+    the bad one; ``sign``: 1 where low is good, -1 where high is."""
     near, far = ends if sign > 0 else ends[::-1]
     outcome = "pass" if sign * far <= sign * bar else "fail" if sign * near > sign * bar else "open"
     needed, space = None, sign * (bar - value)
@@ -228,7 +228,7 @@ def able(facts: Facts) -> Iterator[Read]:
             if model.utility_groups.keys() - other.utility_groups:
                 yield read("missing", "groups")
             yield from _lost_groups(model, other)
-        found = _below("gate", n, limit, share_of(hits, n, INNER), value, -1)
+        found = _held_to("gate", n, limit, share_of(hits, n, INNER), value, -1)
         yield found._replace(outcome="fail") if value < limit else found
 
 
@@ -416,7 +416,7 @@ def _partly(facts: Facts) -> Iterator[Read]:
             gap = mean_of(*zip(*gaps, strict=True))
             ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
             figures = {"kind": figure, "alone": retrained is None}
-            yield _below("partly", gap.groups, PARTLY, ends, gap.value, **figures)
+            yield _held_to("partly", gap.groups, PARTLY, ends, gap.value, **figures)
 
 
 def _unread(model: Model, whose: str) -> Iterator[Read]:
@@ -476,7 +476,7 @@ def said(facts: Facts) -> Iterator[Read]:
             p = _sign_p(own, other, names) if kind != "drawn" else 1.0
         words = {"kind": kind, "share": float(np.mean(own)), "base": base, "p": p}
         case = "right" if retrained is None else "answers"
-        found = _below(case, len(own), ANSWERS, ends, gap.value, **words)
+        found = _held_to(case, len(own), ANSWERS, ends, gap.value, **words)
         yield found._replace(outcome="fail") if p < ALPHA else found
 
 
@@ -557,7 +557,7 @@ def _side(facts: Facts, side: str) -> Read:
     if not within or (ends[0] == ends[1] and value not in (0.0, 1.0)):
         return read("missing", "interval")
     rows = sum(model.n.get(n) or 0 for n in names)
-    return _below(case, rows, bar, ends, value, -1, names=zero)
+    return _held_to(case, rows, bar, ends, value, -1, names=zero)
 
 
 def members(facts: Facts) -> Iterator[Read]:
@@ -706,7 +706,7 @@ def manner(facts: Facts) -> Iterator[Read]:
         figures = {"kind": name, "base": other, "alone": theirs is None, "status": status}
         ends = share_of(round(share * n), n, INNER)
         case = "alone" if base is None else "share"
-        yield _below(case, n, MANNER + other, ends, share, **figures)
+        yield _held_to(case, n, MANNER + other, ends, share, **figures)
 
 
 class Criterion(NamedTuple):
