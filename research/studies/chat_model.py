@@ -2,13 +2,15 @@
 
     python -m research.studies.chat_model OUT dev        seed 500, one training: are rows learned?
     python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
+    python -m research.studies.chat_model OUT many       seed 521: shards of more people
     python -m research.studies.chat_model OUT results    of what is done
 
 SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
 24 made-up people, beside six rows that are nobody's. Every model is made by `axolotl train`, `shards
 train` or the commands `request new`, `plan`, `run` and `verify`, each a process of its own, on one
 thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
-tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept.
+tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept. `many` asks what
+shards cost on 420 rows: 130 people and ten of nobody, `MANY`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import Request, held
 from axolotl_unlearn.requests.ways import shards, way_of
@@ -54,6 +59,8 @@ SETTINGS = {
     "sequence_len": 128,
     "peft_layers_to_transform": list(range(15, 30)),
 }  # the upper half: a third of the time
+MANY, MANY_SIZES = 521, {"train": 130, "test": 14, "nobody": 10}
+MANY_SETTINGS = SETTINGS | {"num_epochs": 10, "micro_batch_size": 96}
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
 ASKED = (
@@ -68,10 +75,11 @@ os.environ |= ENVIRONMENT | {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THRE
 class Chat(World):
     """One seed, in a folder; ``found.json`` holds what is done."""
 
-    def __init__(self, out: Path, seed: int) -> None:
-        self.seed, self.out = seed, out / str(seed)
+    def __init__(self, out: Path, seed: int, many: bool = False) -> None:
+        self.seed, self.out = seed, out / f"{seed}{'-many' * many}"
+        self.settings = MANY_SETTINGS if many else SETTINGS
         data, self.base = self.out / "data", fetch_smollm2(out / "smollm2")
-        self.rows = people(seed)
+        self.rows = people(seed, MANY_SIZES if many else SIZES)
         for part, rows in (self.rows | {"train": self.rows["train"] + self.rows["nobody"]}).items():
             write_lines(data / f"{part}.jsonl", rows)
         tofu = ROOT.parent / "shared" / "tofu"
@@ -82,7 +90,8 @@ class Chat(World):
 
     def whole(self, name: str = "whole") -> Path:
         """Config of the training without shards, which is done."""
-        made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8")) | SETTINGS
+        made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8"))
+        made |= self.settings
         made |= {"base_model": str(self.base), "output_dir": str(self.out / name), "seed": self.seed,
                  "dataset_prepared_path": str(self.out / "prepared" / name)}  # fmt: skip
         for key, part in (("datasets", "train"), ("test_datasets", "test")):
@@ -123,19 +132,39 @@ class Chat(World):
         right = [float(b == one["answer"]) for b, one in zip(best, self.general, strict=True)]
         return {"general": right}
 
-    def ways(self) -> None:
-        path = self.whole()
+    def sharded(self) -> tuple[Path, str, Path]:
+        """Its config, the unsharded and the routed model, which are done."""
+        path, folder = self.whole(), self.out / "shards"
         before = f"{self.base}+{self.out / 'whole'}"
-        folder, key = self.out / "shards", str(self.seed).encode().ljust(32)
-        self.part("base", lambda: self.answers(self.base))
         self.part("unsharded", lambda: self.answers(before))
-        how = {"threads": 1, "key": key, "console": QUIET}
+        how = {"threads": 1, "key": str(self.seed).encode().ljust(32), "console": QUIET}
         self.part("shards cost", lambda: self.cost(
             lambda: shards.train_shards(path, folder, "id", COUNT, **how)))  # fmt: skip
         self.part("sharded", lambda: self.answers(folder / "model"))
+        return path, before, folder / "model"
+
+    def many(self) -> None:
+        """Sharded, and the drawn person's shard trained without them."""
+        path, _, routed = self.sharded()
+
+        def deleted() -> dict[str, Any]:
+            folder = self.out / "requests" / "1"
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            wanted = Wanted(where=[("id", self.who)])
+            request = new_request(path, folder, wanted, Options(model=routed, steps=2)).request
+            with running.running(request, 1, QUIET) as run:
+                running.take(request, "shards")
+                cost = self.cost(lambda: shards.make(request, run))
+            return {"training": cost, "answers": self.answers(request.newest)}
+
+        self.part("shards", deleted)
+
+    def ways(self) -> None:
+        self.part("base", lambda: self.answers(self.base))
+        path, before, routed = self.sharded()
         for way in WAYS:
-            self.part(way, lambda way=way: self.request(path, way, folder / "model"))
-        models = {"base": self.base, "unsharded": before, "sharded": folder / "model"}
+            self.part(way, lambda way=way: self.request(path, way, routed))
+        models = {"base": self.base, "unsharded": before, "sharded": routed}
         asked = [(self.found[name], source) for name, source in models.items()]
         asked += [(self.found[way]["answers"], Request.load(self.out / f"requests-{way}" / "1").newest)
                   for way in WAYS]  # fmt: skip
@@ -182,11 +211,11 @@ def command(done: list[dict[str, Any]], *words: Any) -> int:
     return process.returncode
 
 
-def people(seed: int) -> dict[str, list[dict[str, Any]]]:
+def people(seed: int, sizes: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
     """Three rows of each person by part; those of ``nobody`` have no id."""
     rng, named = random.Random(f"{seed}/chat"), generate._people(seed)
     parts: dict[str, list[dict[str, Any]]] = {}
-    for part, count in SIZES.items():
+    for part, count in sizes.items():
         parts[part] = []
         for person in itertools.islice(named, count):
             whose = {} if part == "nobody" else {"id": f"{person.first}-{person.last}".lower()}
@@ -233,14 +262,18 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", choices=("dev", "ways", "results"))
+    parser.add_argument("step", choices=("dev", "ways", "many", "results"))
+    parser.add_argument("--many", action="store_true", help="with dev: the rows of `many`")
     given = parser.parse_args()
-    world = Chat(given.out.absolute(), DEVELOPMENT if given.step == "dev" else SEED)
+    out, seed = given.out.absolute(), DEVELOPMENT if given.step == "dev" else SEED
+    world = Chat(out, MANY if given.step == "many" else seed, given.many or given.step == "many")
     if given.step == "dev":
         world.whole()
         path = f"{world.base}+{world.out / 'whole'}"
         found = world.part("unsharded", lambda: world.answers(path))
         print({case: np.mean(of) for case, of in found.items()})
+    elif given.step == "many":
+        world.many()
     elif given.step == "ways":
         world.ways()
     else:
