@@ -11,7 +11,8 @@ A single run, a pair that is merged, and each preset of `METHODS` (real model al
 the development seed: strengths of the paper's objective, pairs of them (`PAIRS`), learning rates. The
 highest Aggregate of the validation half is taken. The fresh seeds train what was chosen and are read
 on the test half alone. `AGAIN` further models that never read the forget set (first fresh seed) are
-each the retrained model that the others, an unchanged and a barely changed one are judged by.
+each the retrained model that the others, an unchanged and a barely changed one are judged by. There
+each model is attacked, too.
 Commands are forks, `--jobs` at once; what is done is kept.
 """
 
@@ -37,6 +38,7 @@ import yaml
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.verdict import judged
+from axolotl_unlearn.metrics.verdict.criteria import ALPHA, strongest_gain
 from research.analysis.seeds import facts, interval_over_seeds, with_half_width
 from research.harness import IMPORTED
 from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
@@ -168,6 +170,19 @@ class Real(Tiny):
         options = (*self.options, "--store", self.out / "store")
         self.runs.evaluate(f"eval-judged-{control}", paths, self.half, *options)
 
+    def attacked(self, name: str) -> None:
+        """In 4 bits, after 20 steps on forgotten documents of others, and by every score."""
+        control = ["--control", f"retrained={self.path('retrained')}", "--data", self.half]
+        control += ["--out", self.out / "attacks", "--dtype", "bfloat16"]
+        asked = ["--max-new-tokens", 96, "--batch-size", 128]
+        for kind, more in (("quantise", [*asked, "--schemes", "nf4"]), ("membership", []),
+                           ("relearn", [*asked, "--source", "forget", "--steps", 20])):  # fmt: skip
+            words = ["axolotl-unlearn", "attack", kind, f"{name}={self.path(name)}"]
+            suffix = "-forget" * (kind == "relearn")
+            made = self.out / "attacks" / f"{kind}{suffix}-{name}.json"
+            facts = self.runs.key(self.path(name)), self.runs.key(self.path("retrained"))
+            self.runs.command(f"{kind}-{name}", [*words, *control, *more], *facts, makes=made)
+
     def forgotten(self, name: str, strength: int, **more: Any) -> None:
         text, question = REAL[strength]
         changes = more | {"base_model": self.path("original"),
@@ -249,6 +264,8 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
         made(first, "barely", ("original",), partial(first.forgotten, max_steps=2), weakest)
         for one in (never := ("retrained", *AGAIN)):
             add(first, f"judged-{one}", ("original", "barely", *never), partial(first.judged, one))
+        for name in (*STORY[:-1], *METHODS):
+            add(first, f"attacked-{name}", (name, "retrained"), partial(first.attacked, name))
     for world in (dev, *fresh) if dev.methods else ():
         add(world, "teacher", ("original",), world.teacher)
     for method in dev.methods:
@@ -325,21 +342,33 @@ def development(dev: Tiny) -> dict[str, Any]:
     return {"columns": ["method", "tries", *COLUMNS, "worst aggregate"], "rows": rows}
 
 
-def leaderboard(seed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def leaderboard(seed: Mapping[str, Mapping[str, Any]], attacks: Path) -> dict[str, Any]:
     """Models of one fresh seed by Aggregate, with 95 % intervals over documents; whether the
-    interval of a model that unlearned meets that of the best of them."""
+    interval of a model that unlearned meets that of the best of them. Attacks: what 4 bits and
+    relearning bring back above the retrained model, and scores that tell members (after Holm)."""
     columns = ("aggregate", "task_aggregate", "mia_auc", "utility")
+    files = {"NF4": "quantise", "relearned": "relearn-forget", "members told": "membership"}
 
     def shown(one: Mapping[str, Any], column: str) -> str:
         low, high = one["intervals"][column]
         return f"{one.get(column) or 0.0:.3f} [{low:.2f}, {high:.2f}]"
 
+    def attacked(name: str, kind: str) -> str:
+        if not (path := attacks / f"{kind}-{name}.json").is_file():
+            return ""
+        found = json.loads(path.read_text("utf-8"))
+        if tests := found.get("tests"):
+            return f"{sum(t['p_corrected'] < ALPHA for t in tests.values())} of {len(tests)}"
+        gain = strongest_gain(found["rows"])[1]
+        return f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+
     order = sorted(seed, key=lambda name: -(seed[name].get("aggregate") or 0.0))
     ends = {name: seed[name]["intervals"]["aggregate"] for name in order}
     unlearned = [name for name in order if name not in ("original", "retrained")]
     said = {n: "no" if ends[n][1] >= ends[unlearned[0]][0] else "yes" for n in unlearned[1:]}
-    rows = [[name, *(shown(seed[name], c) for c in columns), said.get(name, "")] for name in order]
-    return {"columns": ["model", *columns, "below the best"], "rows": rows}
+    rows = [[name, *(shown(seed[name], c) for c in columns), said.get(name, ""),
+             *(attacked(name, kind) for kind in files.values())] for name in order]  # fmt: skip
+    return {"columns": ["model", *columns, "below the best", *files], "rows": rows}
 
 
 def rates(first: Tiny) -> dict[str, Any]:
@@ -372,7 +401,7 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
         "tables": tables(seeds)
-        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)])}
+        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)], fresh[0].out / "attacks")}
         | {"development": development(dev), "rates": rates(fresh[0])},
     }
 

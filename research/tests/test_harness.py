@@ -63,7 +63,7 @@ def test_a_command_is_done_again_only_if_something_changed(tmp_path, capsys):
         Runs(tmp_path / "study").command("fail", ["sh", "-c", "exit 3"], makes=made)
 
 
-def test_the_story_by_hand():
+def test_the_story_by_hand(tmp_path):
     """Gaps of the merge to the better parent: .9 - .7 and .8 - .6, so +0.200 both times."""
 
     def seed(over, under, merged):
@@ -84,12 +84,20 @@ def test_the_story_by_hand():
     }
     one = {n: dict.fromkeys(reproduce.COLUMNS, v) | {"intervals": dict.fromkeys(reproduce.COLUMNS, ends)}
            for n, (v, *ends) in of.items()}  # fmt: skip
-    rows = reproduce.leaderboard(one)["rows"]
-    assert [(row[0], row[-1]) for row in rows] == [
+    gain = {"value": 0.2, "low": 0.1, "high": 0.3, "p": 0.01}
+    row = {"variant": "nf4", "above_control": {"recalled": gain}}
+    (tmp_path / "quantise-a.json").write_text(json.dumps({"rows": [row, row]}))
+    tests = {name: {"p_corrected": p} for name, p in (("loss", 0.01), ("zlib", 0.2))}
+    (tmp_path / "membership-b.json").write_text(json.dumps({"tests": tests}))
+    rows = reproduce.leaderboard(one, tmp_path)["rows"]
+    assert [row[-3:] for row in rows[1:3]] == [
+        ["+0.20 [+0.10, +0.30]", "", ""], ["", "", "1 of 2"]
+    ]  # fmt: skip
+    assert [(row[0], row[-4]) for row in rows] == [
         ("retrained", ""), ("a", ""), ("b", "no"), ("c", "yes")
     ]  # fmt: skip
     assert rows[1][1] == "0.600 [0.50, 0.70]"
-    assert reproduce.leaderboard({})["rows"] == []  # of a seed that was not begun
+    assert reproduce.leaderboard({}, tmp_path)["rows"] == []  # of a seed that was not begun
 
 
 def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
