@@ -10,7 +10,7 @@ SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA 
 train` or the commands `request new`, `plan`, `run` and `verify`, each a process of its own, on one
 thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
 tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept. `many` asks what
-shards cost on 420 rows: 130 people and ten of nobody, `MANY`.
+shards cost on 204 rows: 62 people and six of nobody, `MANY`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ SETTINGS = {
     "sequence_len": 128,
     "peft_layers_to_transform": list(range(15, 30)),
 }  # the upper half: a third of the time
-MANY, MANY_SIZES = 521, {"train": 130, "test": 14, "nobody": 10}
-MANY_SETTINGS = SETTINGS | {"num_epochs": 10, "micro_batch_size": 96}
+MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
+MANY_SETTINGS = SETTINGS | {"num_epochs": 20, "micro_batch_size": 96}
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
 ASKED = (
