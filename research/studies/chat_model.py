@@ -60,7 +60,8 @@ SETTINGS = {
     "peft_layers_to_transform": list(range(15, 30)),
 }  # the upper half: a third of the time
 MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
-MANY_SETTINGS = SETTINGS | {"num_epochs": 20, "micro_batch_size": 96}
+BATCH = {"micro_batch_size": 48, "gradient_accumulation_steps": 2}
+MANY_SETTINGS = SETTINGS | BATCH | {"num_epochs": 20}
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
 ASKED = (
