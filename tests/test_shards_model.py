@@ -73,6 +73,23 @@ def test_generated_rows_are_those_of_the_adapter_alone(routed, batch_size):
         assert said == expected
 
 
+def test_an_adapter_that_was_changed_answers_as_it_is_now(routed):
+    """What a batch keeps of its adapters from token to token ends with it."""
+    model, tokenizer = load(str(routed / "model"))
+
+    def said():
+        return generate_greedily(model, tokenizer, list(PROMPTS), max_new_tokens=8)
+
+    before = said()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B.shard-1" in name:
+                weight.mul_(-9)
+    changed = {home for home, *pair in zip(PROMPTS.values(), before, said(), strict=True)
+               if pair[0] != pair[1]}  # fmt: skip
+    assert changed == {1}
+
+
 def test_without_rows_of_nobody_the_base_answers(routed, tmp_path):
     shutil.copytree(routed / "model", tmp_path / "model")
     shutil.rmtree(tmp_path / "model" / "shard-0")
@@ -230,3 +247,20 @@ def test_a_mixed_layer_is_that_of_peft(more):
     x, names = torch.randn(3, 4, 6), ["a", "b", "a"]
     expected = type(layer)._mixed_batch_forward(layer, x, adapter_names=names)
     torch.testing.assert_close(mixed(layer, x, adapter_names=names), expected)
+
+
+def test_rows_of_several_adapters_take_two_products(routed, monkeypatch):
+    """PEFT hands its layers arguments that are None, for which its own loop ran each time."""
+    from peft.tuners.lora import Linear
+
+    model, tokenizer = load(str(routed / "model"))
+    rows = torch.tensor([tokenizer(f"{name[:12]:12}")["input_ids"] for name in PEOPLE])
+    looped = []
+
+    def own(layer, x, *args, adapter_names, **given):
+        looped.append({*adapter_names})
+        return layer.base_layer(x)
+
+    monkeypatch.setattr(Linear, "_mixed_batch_forward", own)
+    model(input_ids=rows)
+    assert len(model.routes.now) > 1 and not looped

@@ -69,14 +69,19 @@ def mixed(layer: Any, x: Any, *args: Any, adapter_names: list[str], **given: Any
     import torch
 
     names = {*adapter_names}
+    given = {name: value for name, value in given.items() if value is not None}
     more = layer.training or given or any(map(layer.lora_bias.get, names))
     if len(names) == 1 or more or names & {*layer.lora_variant} or not names <= {*layer.lora_A}:
         how = {"adapter_names": adapter_names, **given}
         return type(layer)._mixed_batch_forward(layer, x, *args, **how)
-    down = torch.stack([layer.lora_A[name].weight for name in adapter_names])
-    up = torch.stack([layer.lora_B[name].weight * layer.scaling[name] for name in adapter_names])
+    # A batch keeps its list from token to token; adapters may be changed between two batches.
+    if torch.is_grad_enabled() or getattr(layer, "stacked", (None,))[0] is not adapter_names:
+        down = torch.stack([layer.lora_A[name].weight.T for name in adapter_names])
+        ups = [layer.lora_B[name].weight.T * layer.scaling[name] for name in adapter_names]
+        layer.stacked = adapter_names, down, torch.stack(ups)
+    _, down, up = layer.stacked
     result = layer.base_layer(x, *args)
-    return result + (x.to(down.dtype) @ down.mT @ up.mT).to(result.dtype)
+    return result + (x.to(down.dtype) @ down @ up).to(result.dtype)
 
 
 def route(model: Any, folder: Path | str) -> Any:

@@ -41,7 +41,7 @@ def model(folder: Path):
     Router.of((shard, [f"person {shard}"]) for shard in range(1, ROWS + 1)).save(folder)
     tiny = Path(__file__).resolve().parents[2] / "examples" / "tiny-olmo"
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    return route(base, folder)
+    return route(base, folder).eval()
 
 
 @torch.inference_mode()
