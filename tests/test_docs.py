@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -89,6 +90,35 @@ def test_pages_are_equal_to_their_data():
     """`make docs-tables` would change nothing."""
     changed = [page.name for page in PAGES if tables.filled(text(page)) != text(page)]
     assert not changed
+
+
+def test_figures_in_sentences_are_those_of_their_files():
+    page = text(ROOT / "docs" / "deleting-data.md").replace("\n", " ")
+    people, unchanged = (
+        json.loads(text(ROOT / "research" / "benchmarks" / f"{name}.json"))
+        for name in ("people", "unchanged")
+    )
+    ways, every = people["33 ways to write José García"], people["recall"]["all"]
+    taken, offered, missed = (100 * every[k] for k in ("taken", "offered", "missed"))
+    for says in (
+        f'Of {ways["rows"]} ways to write "José García" {ways["taken"]} are taken, '
+        f"{ways['offered']} offered.",
+        f"Of {every['rows']} rows that name one of {people['people']} people of "
+        f"{len(people['languages'])} languages",
+        f"{taken:.1f} % are taken, {offered:.1f} % offered, {missed:.1f} % missed.",
+        f"the rest {100 * people['precision']['weak']['right']:.1f} %",
+        f"at most {100 * max(unchanged['worst'].values()):.1f} % of draws",
+    ):
+        assert says in page, says
+
+
+def test_what_made_a_figure_can_be_run():
+    """A command of a module that is history names its commit."""
+    for path in [*ROOT.glob("research/results/*.json"), *ROOT.glob("research/benchmarks/*.json")]:
+        found = re.search(r'"command": "[^"]*-m (research[\w.]*)([^"]*)"', text(path))
+        module = found and ROOT / found[1].replace(".", "/")
+        there = module is None or module.is_dir() or module.with_suffix(".py").is_file()
+        assert there or re.search(r"\(of [0-9a-f]{7}\)", found[2]), path
 
 
 def test_a_changed_number_is_found():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +83,51 @@ def test_lm_evals_own_model_of_a_server_gives_the_numbers_of_the_weights(home): 
         known = {name: x for name, x in numbers.items() if isinstance(x, float)}
         own = {name: found["results"][task][name] for name in known}
         assert own == pytest.approx(known, abs=1e-4, nan_ok=True), task
+
+
+def test_what_the_page_says_of_a_server(monkeypatch):
+    """The key as a bearer token; several models; a busy one is asked five times; how many at once;
+    how long it is waited for."""
+    keys, statuses, now, most = [], [], [], []
+
+    class Two(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            now.append(1)
+            most.append(len(now))
+            keys.append(self.headers.get("Authorization"))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            time.sleep(0.02)
+            now.pop()
+            self.send_response(statuses.pop() if statuses else 200)
+            self.end_headers()
+            said = {"data": [{"id": "a"}, {"id": "b"}], "choices": [{"text": "x"}]}
+            self.wfile.write(json.dumps(said).encode())
+
+        do_GET = do_POST = answer  # noqa: N815 (the names of http.server)
+
+    monkeypatch.setattr(served.random, "uniform", lambda *_: 0.0)  # waits between tries
+    for name, value in ((served.KEY, "secret"), (served.AT_ONCE, "1"), (served.SECONDS, "7")):
+        monkeypatch.setenv(name, value)
+    assert (served.KEY, served.AT_ONCE, served.SECONDS) == (
+        "OPENAI_API_KEY", "UNLEARN_SERVED_CONCURRENCY", "UNLEARN_SERVED_TIMEOUT",
+    )  # fmt: skip
+    with ThreadingHTTPServer(("127.0.0.1", 0), Two) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        with fails("served.several-models"):
+            Served(url)
+        asked = Served(f"{url}#b")
+        assert asked.client.timeout.read == 7 and not asked.scores
+        statuses += [503] * 4
+        made = []
+        asked.generate(["q"] * 6, 1, lambda _, texts: made.extend(texts))
+        assert made == ["x"] * 6 and not statuses
+        statuses += [503] * 5
+        with fails("served.no-answer"):
+            asked.generate(["q"], 1, lambda *_: None)
+        assert not statuses
+        server.shutdown()
+    assert {*keys} == {"Bearer secret"} and max(most) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])

@@ -238,6 +238,9 @@ def test_faults(home, monkeypatch, code, words):
 ])  # fmt: skip
 def test_recital_by_hand(rest, wrote, recited):
     assert Item("d", "p", rest, False, wrote).recited is recited
+    for run in (31, 32):  # tokens that are each the likeliest
+        facts = TokenFacts(np.zeros(run), np.ones(run, bool), np.zeros(run), np.zeros(run))
+        assert Item("d", "p", " a b c d e f", False, "", facts).recited is (run == 32)
 
 
 def test_rows_of_each_kind(tmp_path):

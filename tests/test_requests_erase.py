@@ -163,6 +163,7 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     events = [e["event"] for e in Ledger("requests").entries()]
     assert events == ["accepted", "erasing", "erased"]
     verify("requests/2026-001").require()
+    assert Path("requests/suppression.json").is_file()
     # Once more: nothing is left to remove, and the record forgets nothing.
     assert removed(erase(plan("requests/2026-001"))) == REMOVED
 

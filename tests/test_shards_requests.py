@@ -194,6 +194,10 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     now = weights(made / "model")
     assert {**left, ROUTER: now[ROUTER]} == now and now[ROUTER] != left[ROUTER]
 
+    chosen, options = Wanted(contains=["3 + 3"]), Options(model=made / "model", steps=2)
+    of_all = new_request(home / "train.yml", home / "others" / "0", chosen, options).request
+    assert "all are trained again" in shards.reads(of_all)[1], "a row that is nobody's"
+
     other = next(name for name, shard in HOME.items() if shard != lonely)
     begun = home / "others" / "2"
     chosen, options = Wanted(where=[("id", other)]), Options(model=made / "model", steps=2)

@@ -396,9 +396,9 @@ def verify(
 ):  # fmt: skip
     """Compare ledger, record, model, data and signature of the request in FOLDER.
 
-    FOLDER may be the file that `request export` wrote. Exit code 0: all is as the owner of the key
-    signed it; 2: ledger or files were changed; 3: nothing speaks against it, but no signature was
-    compared; 4: the signature is not that of the key; 5: the model is another.
+    FOLDER may be the file that `request export` wrote. Exit code 0: all that was compared is as the
+    owner of the key signed it; 2: ledger or files were changed; 3: nothing speaks against it, but
+    no signature was compared; 4: the signature is not that of the key; 5: the model is another.
     """
     from axolotl_unlearn.requests.verify import kept_head, verify, verify_export
 
