@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,14 +126,25 @@ BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe")
 HARMLESS = {"aliases", "itself", "brackets", "header"}
 
 
-def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_path):
-    """A card of a kilobyte never ended; a config of brackets stopped the whole list."""
+def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_path, monkeypatch):
+    """A card of a kilobyte never ended; a config of brackets stopped the whole list; of a folder
+    that nobody may read "to withdraw: 0" was said."""
     for kind in BOMBS:
         bomb(tmp_path / kind, kind)
     shutil.copytree(full / "old", tmp_path / "z-copy")
+    (tmp_path / "weights-alone").mkdir()
+    shutil.copy(full / "old" / "model.safetensors", tmp_path / "weights-alone" / "x.safetensors")
+    (tmp_path / "closed").mkdir()
+
+    def entered(folder, read=Path.iterdir):
+        if folder.name == "closed":
+            raise PermissionError
+        return read(folder)
+
+    monkeypatch.setattr(Path, "iterdir", entered)
     began = time.monotonic()
     found = {one.path.name: one.why for one in derived(full / "requests/1", [tmp_path])}
     assert time.monotonic() - began < 30
-    assert found.pop("z-copy") == "its weights are those of one"
-    assert set(found) == {*BOMBS} - HARMLESS
+    assert found.pop("z-copy") == found.pop("weights-alone") == "its weights are those of one"
+    assert set(found) == {"closed", *BOMBS} - HARMLESS
     assert all("look yourself" in why for why in found.values())

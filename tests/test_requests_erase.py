@@ -143,7 +143,7 @@ def test_a_look_lists_everything_and_changes_nothing(home):
 
 def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     before = tree()
-    said("erase", "requests/2026-001", "--yes")
+    assert "then searching again" in said("erase", "requests/2026-001", "--yes").output
     gone = set(before) - set(tree())
     assert gone == {p for p in before if any(p == r or p.startswith(f"{r}/") for r in REMOVED)}
     erased = read(Path("requests/2026-001"))["predicate"]["erased"]

@@ -470,6 +470,15 @@ def test_what_is_not_measured_is_never_shown(case):
     assert all(part in text for part, text in zip(expected, found, strict=True)), found
 
 
+def test_a_model_that_was_not_measured_is_not_judged(tmp_path):
+    """Trained on by hand after the measuring, it was handed over with the other one's figures."""
+    made = Request.load(finished_request(tmp_path / "requests"))
+    measured = {"models": [{"name": "after", "weights": "0" * 64}]}
+    write_json(made.path("eval", "results.json"), measured)
+    with fails("verdict.other-weights"):
+        running.decide(made, "why")
+
+
 def test_held_out_rows_that_it_takes():
     counts = {(1, 0): 199, (1, 199): 0, (2, 18): 19, (2, 19): 0, (5, 5): 0, (0, 0): 0, (9999, 1): 0}
     assert {pair: needed(*pair) for pair in counts} == counts

@@ -345,6 +345,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         if not yes:
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
         say_plainly(said)  # before anything goes
+        click.echo("removing what is listed so, then searching again", err=True)
         left = counted(erasing.erase(planned)["places"], "file")
     gone = f"removed {counted(len(planned.removable), 'place')}; deleted texts are left in {left}"
     return Answer(facts, [f"{gone}; written into the record"])

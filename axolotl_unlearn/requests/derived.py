@@ -81,12 +81,15 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out.
     """
     request = Request.load(folder)
-    known, digests, found = _known(request), {}, []
-    # Model and adapter folders and GGUF files, but for those of the requests.
-    files = walk(places, [request.folder.parent], Found())
-    models = (p if p.suffix == ".gguf" else p.parent if p.name in ORIGINS[:3] else None
-              for p in files)  # fmt: skip
-    for model in dict.fromkeys(filter(None, models)):
+    known, digests, found, seen = _known(request), {}, [], Found()
+    # Folders of models, adapters or weights alone, and GGUF files, but for those of the requests.
+    files = walk(places, [request.folder.parent], seen)
+    models = dict.fromkeys(
+        p if p.suffix == ".gguf" else p.parent for p in files
+        if p.name in ORIGINS[:3] or p.suffix in (".gguf", ".safetensors")
+    )  # fmt: skip
+    found += [Derived(one, f"{UNKNOWN}: it cannot be read", 0) for one in seen.unreadable]
+    for model in models:
         try:
             digests[model] = _digest(model)
         except (UnlearnError, OSError) as error:

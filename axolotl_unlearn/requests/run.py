@@ -36,7 +36,7 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
-from axolotl_unlearn.requests.verdict import exact, verdict
+from axolotl_unlearn.requests.verdict import AFTER, exact, scores, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, choose, plan, way_of
 
 #: Retained rows whose loss is compared.
@@ -176,8 +176,15 @@ def decide(request: Request, accept: str | None) -> None:
     """Write verdict.json: may the model be handed over?
 
     Raises:
-        UnlearnError: No, and nobody accepted it.
+        UnlearnError: No, and nobody accepted it; or another model was measured.
     """
+    from axolotl_unlearn.models import parse_models, weights_digest
+
+    (made_here,) = parse_models([request.made(request.newest)])
+    if scores(request, AFTER)["weights"] != weights_digest(made_here):
+        says = f"{request.newest} is not the model that was measured"
+        cure = f"remove {request.path('work')} and run again"
+        raise fault("verdict.other-weights", f"{says}; {cure}.")
     match = request.matched
     made = (verdict if match else exact)(request) | {"accepted": None}
     if accept and not made["good"]:

@@ -64,7 +64,7 @@ def verdict(request: Request) -> dict[str, Any]:
     """
     from axolotl_unlearn.metrics.verdict import judge
 
-    before, after = (_scores(request, name) for name in ("before", AFTER))
+    before, after = (scores(request, name) for name in ("before", AFTER))
     documents, guessed = audited(request.folder)
     attacks = list(map(read_json, sorted(request.path("attacks").glob("*-after.json"))))
     judged, control = judge(after, before, None, attacks), judge(before).attacks
@@ -184,7 +184,7 @@ def not_measured(
 
 def held_rises(request: Request) -> list[float]:
     """How much the loss of each held-out row rose, nats a token."""
-    before, after = (_scores(request, name).get("likelihood") or {} for name in ("before", AFTER))
+    before, after = (scores(request, name).get("likelihood") or {} for name in ("before", AFTER))
     pairs = [
         dict(zip(one.get("nonmember_id", ()), one.get("nonmember_loss", ()), strict=True))
         for one in (before, after)
@@ -378,7 +378,7 @@ def exact(request: Request) -> dict[str, Any]:
         says = f"{request.newest} does not have the weights of {proof}"
         cure = f"remove {request.path('work')} and run again"
         raise fault("verdict.other-weights", f"{says}; {cure}.")
-    judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
+    judged = judge(scores(request, AFTER), scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "outputs"]
     reasons, status = against([], replace(judged, findings=broken), request)
     status = {"outputs": "broken", "good": "exact"}.get(status, status)
@@ -406,7 +406,7 @@ def exact(request: Request) -> dict[str, Any]:
             f"the base model recites {_of(recites, len(base))} word by word, so it may have been "
             "trained on them: training it again without them shows nothing"
         )
-    coin = coins(_scores(request, AFTER))
+    coin = coins(scores(request, AFTER))
     made = _made(request, status, reasons, missing, limits, documents, coin)
     return made | ({"outcome": EXACT} if made["good"] else {})
 
@@ -416,7 +416,7 @@ def coins(scores: Mapping[str, Any]) -> list[str]:
     return [f"Coins: {scores['canaries']['sentence']}"] if scores.get("canaries") else []
 
 
-def _scores(request: Request, name: str) -> dict[str, Any]:
+def scores(request: Request, name: str) -> dict[str, Any]:
     """Of a model in eval/results.json."""
     models = read_json(request.path("eval", "results.json"))["models"]
     return next(model for model in models if model["name"] == name)

@@ -1,7 +1,8 @@
 """Is everything as it was recorded? And one file about a request for whoever asks.
 
-`verify` looks at ledger, files, model and signature, each by itself: each has a field and a
-sentence, whatever is at fault with another; the exit code says which is at fault first.
+`verify` looks at the ledger, and where it is whole at files, model and signature, each by itself:
+each has a field and a sentence, whatever is at fault with another; the exit code says which is at
+fault first.
 
 `export` writes record, report, how to verify, dates and a reply into a zip archive without
 compression, names in order, without times or owners: equal content gives equal bytes.

@@ -26,12 +26,10 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Request, fault
+from axolotl_unlearn.requests.request import PROOF, WAY, Request, fault  # noqa: F401
 
 #: In the order of preference where two cost the same.
 WAYS = ("shards", "retrain", "match")
-#: ``way.json`` says how a request is carried out, ``exact.json`` what an exact way has shown.
-WAY, PROOF = "way.json", "exact.json"
 
 
 def way_of(name: str) -> ModuleType:
