@@ -114,6 +114,10 @@ def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
     for path in copied.glob("*/eval-data/nonmember.jsonl"):
         path.unlink()
+    found = audit_requests(str(home / "back"), copied, device="cpu")
+    assert [*found.unreadable] == ["2026-001", "2026-002"] and found.exit == 1, "who removed them?"
+    for name in found.unreadable:
+        Ledger(copied).append("erasing", name, places=[{"path": "eval-data/nonmember.jsonl"}])
     assert len(audit_requests(str(home / "back"), copied, device="cpu").back) == 10
     shutil.rmtree(copied / "2026-001" / "eval-data")
     found = audit_requests(str(home / "back"), copied, device="cpu")

@@ -179,12 +179,17 @@ def audit_requests(
             found.unreadable[folder.name] = str(error)
             continue
         check_base(model, facts["base"], predicate["model"]["after"]["base"])
+        kept = [f"eval-data/{part}.jsonl" for part in PARTS]
+        kept = (
+            kept[:1] if "files" not in predicate else [n for n in kept if n in predicate["files"]]
+        )
+        gone = [name for name in kept if not (folder / name).is_file()]
+        if not all(erased(ledger, folder, name) for name in gone):
+            says = f"{gone[0]} is gone, and `request erase` did not remove it"
+            found.unreadable[folder.name] = says
+            continue
         if rows is None:
-            if erased(ledger, folder, "eval-data/forget.jsonl"):
-                found.missing.append(folder.name)
-            else:
-                says = "its rows are gone, and `request erase` did not remove them"
-                found.unreadable[folder.name] = says
+            found.missing.append(folder.name)
             continue
         every[folder.name] = rows
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
