@@ -77,6 +77,8 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
     assert "Dear Ms Example" in reply and "case 12" in reply and "2 rows" not in reply
     found = verify_export(tmp_path / "a.zip", str(folder / "model")).require()
     assert any(", late" in line for line in found.says)
+    for other in ("nowhere", str(folder.parent.parent / "base")):  # 2 says that a file was changed
+        assert verify_export(tmp_path / "a.zip", other).exit == 5
     fields = (found.signature, found.model, found.files, found.ledger)
     assert fields == ("none", "same", "same", "not compared") and found.exit == 3
     with fails("requests.out-exists"):

@@ -386,6 +386,7 @@ def export(
         HOW: (Path(__file__).parent / "verify.txt").read_bytes(),
     }
     files[MANIFEST] = _manifest(files)
+    _compared(out, files)  # what another command has changed meanwhile is not signed
     if private_key is not None:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / MANIFEST
@@ -522,8 +523,11 @@ def verify_export(
     )
     if model is None:
         return found.say(f"model: {NOT_COMPARED}; give `--model`")
-    place = Path(model_facts(model)["path"])
-    return found.compare("model", "other", lambda: ("same", compare_model(place, statement)))
+
+    def same() -> tuple[str, str]:
+        return "same", compare_model(Path(model_facts(model)["path"]), statement)
+
+    return found.compare("model", "other", same)
 
 
 def kept_head(path: Path) -> dict[str, Any]:
