@@ -158,7 +158,7 @@ class Chat(World):
                 cost = self.cost(lambda: shards.make(request, run))
             return {"training": cost, "answers": self.answers(request.newest)}
 
-        self.part("shards", deleted)
+        self.part("shards training", lambda: self.part("shards", deleted)["training"])
 
     def ways(self) -> None:
         self.part("base", lambda: self.answers(self.base))
@@ -199,6 +199,9 @@ class Chat(World):
         made = {part: record[part] for part in ("verdict", "attacks") if part in record}
         made |= {"training": spent, "rows": record["request"]["counts"], "commands": done}
         return made | {"answers": self.answers(request.newest)}
+
+    def tables(self) -> dict[str, Any]:
+        return tables(self.found, [row["id"] for row in self.rows["train"]], self.who)
 
 
 def command(done: list[dict[str, Any]], *words: Any) -> int:
@@ -278,11 +281,14 @@ def main() -> None:
     elif given.step == "ways":
         world.ways()
     else:
-        shown = tables(world.found, [row["id"] for row in world.rows["train"]], world.who)
+        shown, many = world.tables(), Chat(out, MANY, many=True)
+        shown |= {f"many {name}": table for name, table in many.tables().items()}
         content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
         content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
-        found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(world.found))
-        write_json(OUT, content | {"found": json.loads(found)})
+        content |= {"many": {"seed": MANY, "settings": MANY_SETTINGS, "sizes": MANY_SIZES}}
+        found = {"found": world.found, "found many": many.found}
+        found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(found))
+        write_json(OUT, content | json.loads(found))
 
 
 if __name__ == "__main__":
