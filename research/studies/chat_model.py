@@ -44,7 +44,7 @@ from axolotl_unlearn.requests.ways import shards, way_of
 from research.analysis.seeds import facts
 from research.runs import ENVIRONMENT
 from research.studies.exact_requests import QUIET, ROOT, processor, train
-from research.studies.routed import World, ratio
+from research.studies.routed import World, ratio, short
 from research.worlds import generate, wordlists
 from research.worlds.lume import general_questions
 from research.worlds.smollm2 import fetch_smollm2
@@ -282,11 +282,14 @@ def main() -> None:
         world.ways()
     else:
         shown, many = world.tables(), Chat(out, MANY, many=True)
-        shown |= {f"many {name}": table for name, table in many.tables().items()}
+        shown |= {f"many-{name}": table for name, table in many.tables().items()}
         content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
         content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
         content |= {"many": {"seed": MANY, "settings": MANY_SETTINGS, "sizes": MANY_SIZES}}
-        found = {"found": world.found, "found many": many.found}
+        found = {
+            "found": world.found,
+            "found many": short(many.found | {"shards": many.found["shards"]["answers"]}),
+        }
         found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(found))
         write_json(OUT, content | json.loads(found))
 
