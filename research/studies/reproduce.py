@@ -162,8 +162,9 @@ class Real(Tiny):
         self.runs.train(name, "smollm2/memorise", changes | other)
 
     def judged(self, control: str) -> None:
-        """All that never read the forget set, with one of them as the retrained model."""
-        never = {"first" if name == "retrained" else name: name for name in ("retrained", *AGAIN)}
+        """All that never read the forget set and are there, with one as the retrained model."""
+        there = [n for n in ("retrained", *AGAIN) if (self.path(n) / "config.json").is_file()]
+        never = {"first" if name == "retrained" else name: name for name in there}
         never = {"retrained" if name == control else key: name for key, name in never.items()}
         models = {"original": "original", "unchanged": "original", "barely": "barely"} | never
         paths = {key: self.path(name) for key, name in models.items()}
