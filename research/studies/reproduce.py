@@ -163,7 +163,7 @@ class Real(Tiny):
 
     def judged(self, control: str) -> None:
         """All that never read the forget set and are there, with one as the retrained model."""
-        there = [n for n in ("retrained", *AGAIN) if (self.path(n) / "config.json").is_file()]
+        there = [n for n in ("retrained", *AGAIN) if self.path(n).name == "merged"]
         never = {"first" if name == "retrained" else name: name for name in there}
         never = {"retrained" if name == control else key: name for key, name in never.items()}
         models = {"original": "original", "unchanged": "original", "barely": "barely"} | never
