@@ -128,7 +128,7 @@ def test_all_faults_at_once(entry):
 
 def test_overlap(entry, both):
     (fault,) = check_files(both(kept=[RETAIN, FORGET]))
-    assert "share 1 rows (the first is row 1 here, row 2 there)" in fault
+    assert "have rows in common: 1 (the first is row 1 here, row 2 there)" in fault
     folder = {"path": "a/b", "type": "axolotl_unlearn.data.forget"}
     folders = [folder, folder | {"type": "axolotl_unlearn.data.retain"}]
     (fault,) = check_files({"unlearn": BLOCK, "datasets": folders})

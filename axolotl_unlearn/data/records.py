@@ -253,8 +253,8 @@ def shared(forget: Sequence[Record], others: Sequence[Record]) -> list[tuple[int
 def both_sides(forget: str, other: str, rows: Sequence[tuple[int, int]], cure: str) -> str:
     """The sentence for `shared` rows of two files."""
     return (
-        f"{forget} and {other} share {len(rows)} rows (the first is row {rows[0][0]} here, row "
-        f"{rows[0][1]} there); {cure}."
+        f"{forget} and {other} have rows in common: {len(rows)} (the first is row {rows[0][0]} "
+        f"here, row {rows[0][1]} there); {cure}."
     )
 
 
