@@ -30,6 +30,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     held,
+    read_json,
     weights,
     write_json,
     write_yaml,
@@ -40,6 +41,8 @@ from axolotl_unlearn.requests.ways import PROOF
 EXACT = True
 SHOWS = "exact: plain training without the rows"
 CONFIG = "retrain.yml"
+#: Below ``work/``: threads and more of the training, which a later start may have others of.
+TRAINED = "trained.json"
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -145,16 +148,17 @@ def make(request: Request, run: Steps) -> None:
     """Train, and write down what was shown."""
     work, config, proof = request.path("work"), request.path(CONFIG), request.path(PROOF)
     inputs = [config, *sorted(work.joinpath("rows").glob("*.jsonl"))]
-    title = "train without the rows"
-    with run.step("retrain", title, inputs=inputs, settings=run.processes) as due:
+    title, told = "train without the rows", work / TRAINED
+    with run.step("retrain", title, inputs=inputs, settings=run.processes, output=told) as due:
         if due:
             require(request)
+            write_json(told, bound.environment(run.threads, run.processes))
             run.train("retrain", config, work / "model")
-    with run.step("exact", "what was shown", output=proof, settings=run.threads) as due:
+    with run.step("exact", "what was shown", output=proof) as due:
         if due:
             require(request)
             plain = f"it is a plain `axolotl train` of {CONFIG}, the config without the rows"
-            prove(request, run, plain, config)
+            prove(request, plain, config)
 
 
 def require(request: Request) -> None:
@@ -174,7 +178,7 @@ def require(request: Request) -> None:
     bound.require(known, bound.facts(config), request.folder, bound.QUICK)
 
 
-def prove(request: Request, run: Steps, because: str, config: Path) -> None:
+def prove(request: Request, because: str, config: Path) -> None:
     """Write ``exact.json``: what was read, and that no deleted row is in it.
 
     Args:
@@ -199,7 +203,7 @@ def prove(request: Request, run: Steps, because: str, config: Path) -> None:
         "config": {"sha256": digest(config)},
         "bound": request.way["bound"],
     }
-    write_json(request.path(PROOF), made | bound.environment(run.threads, run.processes))
+    write_json(request.path(PROOF), made | read_json(work / TRAINED))
 
 
 # --- by a third party ----------------------------------------------------------------------------

@@ -354,12 +354,14 @@ def require(request: Request) -> dict[str, Any]:
 def make(request: Request, run: Steps) -> None:
     """Train the shards again, make the router, write down what was shown."""
     way, path, work = request.way, request.path("finetune.yml"), request.path("work")
-    # Of other numbers a product has other bits.
-    run.threads, run.processes = load(request.path(way["shards"]))["threads"], 1
-    with run.step("shards", "train the shards of the rows", settings=way["keys"]) as due:
+    title, told = "train the shards of the rows", work / retrain.TRAINED
+    with run.step("shards", title, settings=way["keys"], output=told) as due:
         if due:
             with held(request.path(way["shards"])):  # whose adapters are copied
                 facts, keep = require(request), Path(request.facts["before"]["adapter"])
+                # Of other numbers a product has other bits.
+                run.threads, run.processes = facts["threads"], 1
+                write_json(told, bound.environment(run.threads, run.processes))
                 rows = cut(rows_of.read_sides(work / "rows"), facts)
                 make_routed(path, facts, rows, run, work / "shards", keep, work / "model")
     with run.step("exact", "what was shown", output=request.path(PROOF)) as due:
@@ -369,7 +371,7 @@ def make(request: Request, run: Steps) -> None:
                 f"of {way['of']} shards {', '.join(way['again'])} were trained again from the "
                 "base, the others never had a deleted row, and the router is that of these rows"
             )
-            retrain.prove(request, run, because, path)
+            retrain.prove(request, because, path)
 
 
 def hand_over(request: Request) -> None:
