@@ -238,6 +238,8 @@ def test_faults(home, monkeypatch, code, words):
 ])  # fmt: skip
 def test_recital_by_hand(rest, wrote, recited):
     assert Item("d", "p", rest, False, wrote).recited is recited
+    mute = known._line("d", [Item("d", "How?", " \N{GRINNING FACE}", True, wrote)], "")
+    assert mute["reading"] == "not measured" and "letters" in mute["not_measured"]["said"]
     for run in (31, 32):  # tokens that are each the likeliest
         facts = TokenFacts(np.zeros(run), np.ones(run, bool), np.zeros(run), np.zeros(run))
         assert Item("d", "p", " a b c d e f", False, "", facts).recited is (run == 32)

@@ -258,7 +258,7 @@ def list_(requests_dir: Path):
     states: dict[str, list[str]] = {}
     for entry in ledger.entries():
         carried = "handed over" if entry.get("good") else "accepted"  # whatever the verdict was
-        own = {"tried": entry.get("outcome", "tried"), "accepted": carried}
+        own = {"tried": entry.get("outcome") or "tried", "accepted": carried}
         state = own.get(entry["event"], entry["event"])
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}

@@ -276,7 +276,9 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     p, side = min((one.told for one in items if one.told[1]), default=(None, ""))
     said = sum(contains_answer(one.wrote, one.rest) for one in asked)
     away = {} if asked else {"said": "no question of it is in the file"}
-    if asked and not any(one.wrote.strip() for one in asked):
+    if asked and not any(words(one.rest) for one in asked):
+        away["said"] = "its answers have neither letters nor digits"
+    elif asked and not any(one.wrote.strip() for one in asked):
         away["said"] = "nothing is written after its questions; a chat model wants --chat"
     if not recited:
         few = all(len(words(one.rest)) < FEW for one in items)
