@@ -257,7 +257,7 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
             made(world, name, ("original",), partial(chosen, world))
             jobs[f"{world.seed} {name}"][0].extend(f"{dev.seed} {one}" for one in (*tried, *both))
         made(world, "merged", ("over", "under"), world.merged, "over", "under")
-        add(world, "story", STORY, partial(world.measure, "story", *STORY))
+        add(world, "story", STORY, partial(world.measure, "story", *STORY, *world.methods))
     if dev.methods:
         first, weakest = fresh[0], len(dev.strengths) - 1
         for name in AGAIN:
@@ -343,21 +343,24 @@ def development(dev: Tiny) -> dict[str, Any]:
     return {"columns": ["method", "tries", *COLUMNS, "worst aggregate"], "rows": rows}
 
 
-def leaderboard(seed: Mapping[str, Mapping[str, Any]], attacks: Path) -> dict[str, Any]:
+def leaderboard(seed: Mapping[str, Mapping[str, Any]], first: Tiny) -> dict[str, Any]:
     """Models of one fresh seed by Aggregate, with 95 % intervals over documents; whether the
     interval of a model that unlearned meets that of the best of them. Attacks: what 4 bits and
     relearning bring back above the retrained model, and scores that tell members (after Holm)."""
     columns = ("aggregate", "task_aggregate", "mia_auc", "utility")
     files = {"NF4": "quantise", "relearned": "relearn-forget", "members told": "membership"}
 
+    attacks, story = first.out.glob("attacks/*.json"), first.out / "eval-story" / "results.json"
+    made = {path.stem: json.loads(path.read_text("utf-8")) for path in attacks}
+    said = judged(story, [*made.values()]) if story.is_file() else {}
+
     def shown(one: Mapping[str, Any], column: str) -> str:
         low, high = one["intervals"][column]
         return f"{one.get(column) or 0.0:.3f} [{low:.2f}, {high:.2f}]"
 
     def attacked(name: str, kind: str) -> str:
-        if not (path := attacks / f"{kind}-{name}.json").is_file():
+        if not (found := made.get(f"{kind}-{name}")):
             return ""
-        found = json.loads(path.read_text("utf-8"))
         if tests := found.get("tests"):
             return f"{sum(t['p_corrected'] < ALPHA for t in tests.values())} of {len(tests)}"
         gain = strongest_gain(found["rows"])[1]
@@ -366,10 +369,11 @@ def leaderboard(seed: Mapping[str, Mapping[str, Any]], attacks: Path) -> dict[st
     order = sorted(seed, key=lambda name: -(seed[name].get("aggregate") or 0.0))
     ends = {name: seed[name]["intervals"]["aggregate"] for name in order}
     unlearned = [name for name in order if name not in ("original", "retrained")]
-    said = {n: "no" if ends[n][1] >= ends[unlearned[0]][0] else "yes" for n in unlearned[1:]}
-    rows = [[name, *(shown(seed[name], c) for c in columns), said.get(name, ""),
-             *(attacked(name, kind) for kind in files.values())] for name in order]  # fmt: skip
-    return {"columns": ["model", *columns, "below the best", *files], "rows": rows}
+    below = {n: "no" if ends[n][1] >= ends[unlearned[0]][0] else "yes" for n in unlearned[1:]}
+    rows = [[name, *(shown(seed[name], c) for c in columns), below.get(name, ""),
+             *(attacked(name, kind) for kind in files.values()),
+             said[name].label if name in said else ""] for name in order]  # fmt: skip
+    return {"columns": ["model", *columns, "below the best", *files, "verdict"], "rows": rows}
 
 
 def rates(first: Tiny) -> dict[str, Any]:
@@ -402,7 +406,7 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
         "tables": tables(seeds)
-        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)], fresh[0].out / "attacks")}
+        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)], fresh[0])}
         | {"development": development(dev), "rates": rates(fresh[0])},
     }
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -84,20 +85,22 @@ def test_the_story_by_hand(tmp_path):
     }
     one = {n: dict.fromkeys(reproduce.COLUMNS, v) | {"intervals": dict.fromkeys(reproduce.COLUMNS, ends)}
            for n, (v, *ends) in of.items()}  # fmt: skip
+    (tmp_path / "attacks").mkdir()
+    first = SimpleNamespace(out=tmp_path)
     gain = {"value": 0.2, "low": 0.1, "high": 0.3, "p": 0.01}
     row = {"variant": "nf4", "above_control": {"recalled": gain}}
-    (tmp_path / "quantise-a.json").write_text(json.dumps({"rows": [row, row]}))
+    (tmp_path / "attacks/quantise-a.json").write_text(json.dumps({"rows": [row, row]}))
     tests = {name: {"p_corrected": p} for name, p in (("loss", 0.01), ("zlib", 0.2))}
-    (tmp_path / "membership-b.json").write_text(json.dumps({"tests": tests}))
-    rows = reproduce.leaderboard(one, tmp_path)["rows"]
-    assert [row[-3:] for row in rows[1:3]] == [
+    (tmp_path / "attacks/membership-b.json").write_text(json.dumps({"tests": tests}))
+    rows = reproduce.leaderboard(one, first)["rows"]
+    assert [row[-4:-1] for row in rows[1:3]] == [
         ["+0.20 [+0.10, +0.30]", "", ""], ["", "", "1 of 2"]
     ]  # fmt: skip
-    assert [(row[0], row[-4]) for row in rows] == [
+    assert [(row[0], row[-5]) for row in rows] == [
         ("retrained", ""), ("a", ""), ("b", "no"), ("c", "yes")
     ]  # fmt: skip
     assert rows[1][1] == "0.600 [0.50, 0.70]"
-    assert reproduce.leaderboard({}, tmp_path)["rows"] == []  # of a seed that was not begun
+    assert reproduce.leaderboard({}, first)["rows"] == []  # of a seed that was not begun
 
 
 def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
