@@ -32,6 +32,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "examples" / "README.md",
+    ROOT / "examples" / "smollm2" / "CARDS.md",
     ROOT / "research" / "README.md",
     ROOT / "axolotl_unlearn" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
