@@ -101,4 +101,4 @@ def test_every_step_away_from_a_checkout(place):
     said = run(ours, "request", "new", "finetune.yml", "--where", "id=Ada", "--out", "requests/1",
                cwd=place)  # fmt: skip
     assert "1 row to forget, 2 of 2 others to keep" in said
-    assert "1 rows" in run(ours, "request", "list", cwd=place)
+    assert "1 row" in run(ours, "request", "list", cwd=place)
