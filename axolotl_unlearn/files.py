@@ -171,6 +171,14 @@ def strip(out: Path) -> None:
     (out / MANIFEST).unlink(missing_ok=True)
 
 
+def real(name: str) -> str:
+    """The path without links; a name that no file can have as it is."""
+    try:
+        return os.path.realpath(name)
+    except ValueError:
+        return name
+
+
 def remove(path: Path) -> None:
     """A file, a link or a folder; nothing if it is not there."""
     if path.is_dir() and not path.is_symlink():

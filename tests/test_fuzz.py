@@ -20,7 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import count
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from axolotl_unlearn.errors import UnlearnError
@@ -210,6 +210,10 @@ EXAMPLES = [yaml.safe_load(p.read_text()) for p in sorted((ROOT / "examples").rg
 
 @share(0.3)
 @given(st.sampled_from(EXAMPLES), CHANGES)
+@example({"base_model": "\ud800", "output_dir": "\0"}, [])
+@example(
+    {"unlearn": {}, "datasets": [{"path": "\ud800", "type": "axolotl_unlearn.data.forget"}]}, []
+)
 def test_configs(cfg, changes):
     from axolotl_unlearn.checks.config import config_faults
 

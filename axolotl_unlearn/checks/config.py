@@ -24,7 +24,7 @@ from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare
+from axolotl_unlearn.files import declare, real
 from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
     START,
@@ -84,9 +84,9 @@ def config_faults(cfg: dict) -> list[str]:
         faults += check_entries(cfg)
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
-    out = os.path.realpath(str(cfg.get("output_dir") or "model-out"))
+    out = real(str(cfg.get("output_dir") or "model-out"))
     faults += told(
-        (os.path.realpath(str(cfg.get("base_model"))) == out,
+        (real(str(cfg.get("base_model"))) == out,
          "`output_dir` is `base_model`, which would be overwritten: give a folder of its own."),
         (cfg.get("batch_size") and not cfg.get("gradient_accumulation_steps"),
          f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "

@@ -30,6 +30,7 @@ from axolotl_unlearn.data.records import (
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import real
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -290,7 +291,7 @@ def _one_path(key: str, entries: list[Any]) -> list[str]:
     for entry in entries:
         if (role := role_of(entry)) and isinstance(path := entry.get("path"), str):
             part = [str(entry.get(name)) for name in ("name", "split", "data_files")]
-            sides[role][os.path.realpath(path), *part] = path
+            sides[role][real(path), *part] = path
     return [
         f"`{key}` has {short(path)} on both sides, to forget and to keep; give each side rows of "
         "its own."
