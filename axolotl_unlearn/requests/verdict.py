@@ -378,7 +378,10 @@ def exact(request: Request) -> dict[str, Any]:
         says = f"{request.newest} does not have the weights of {proof}"
         cure = f"remove {request.path('work')} and run again"
         raise fault("verdict.other-weights", f"{says}; {cure}.")
-    judged = judge(scores(request, AFTER), scores(request, "before"), None, [])
+    after = scores(request, AFTER)
+    if outputs := after.get("collapse"):  # nonsense is known beside held-out texts
+        after |= {"collapse": outputs | {"nonsense_n": outputs.get("nonsense_n") or 0}}
+    judged = judge(after, scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "outputs"]
     reasons, status = against([], replace(judged, findings=broken), request)
     status = {"outputs": "broken", "good": "exact"}.get(status, status)
@@ -388,10 +391,7 @@ def exact(request: Request) -> dict[str, Any]:
     recites = sum(line.get("extraction_strength") == 1 for line in base)
     says = sum(bool(line.get("answers_said")) for line in base)
     missing, limits, n = unread_requests(request), [BASE], len(documents)
-    # Nonsense is known beside held-out texts alone, of which an exact way needs none.
-    outputs = scores(request, AFTER).get("collapse") or {}
-    if None in map(outputs.get, ("n", "collapsed", "broken", "empty", "constant")):
-        missing.append("whether its outputs are whole was not measured")
+    missing += [finding.says for finding in broken if finding.missing]
     if recited := readings["recited"]:
         missing.append(
             f"a model that was not trained on them says {_of(recited, n)} word by word: its base "
