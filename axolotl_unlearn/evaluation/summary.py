@@ -21,8 +21,10 @@ from axolotl_unlearn.metrics.intervals import area_of, mean_of
 from axolotl_unlearn.metrics.learned import learned_attack, some_texts
 from axolotl_unlearn.metrics.results import Model, Texts, read
 from axolotl_unlearn.metrics.verdict.criteria import ANY_SCRIPT
+from axolotl_unlearn.metrics.words import words
 
 if TYPE_CHECKING:
+    from axolotl_unlearn.data.records import Record
     from axolotl_unlearn.evaluation.measurement import Measured, Settings
 
 
@@ -122,12 +124,19 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
             "exact": [bool(measured.values.get(key)) if is_so else None for key, is_so in asked],
             "contained": [measured.contained.get(key) for key in keys],
             "drawn": drawn,
+            "copied": [_copied(row) if row.kind == "question" else 0.0 for row in rows],
             **{
                 side: {name: [one[name] for one in getattr(measured, side)] for name in columns}
                 for side in ("member", "nonmember")
             },
         },
     }
+
+
+def _copied(row: Record) -> float:
+    """Share of an answer's letters that are in words of its question."""
+    answer, asked = words(row.output), {*words(row.input)}
+    return sum(len(w) for w in answer if w in asked) / max(1, sum(map(len, answer)))
 
 
 def _any_script(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,17 @@ FIGURES = ("strength", "share_run", "greedy", "run")
 def recites(text: Row, base: Mapping[str, float | None], fewest: int) -> bool:
     """Does it come out word for word, above ``base``, the `FIGURES` of a model that never saw it?
 
-    Extraction strength, longest greedy run and share of greedy tokens are read.
+    Extraction strength, longest greedy run and share of greedy tokens are read. What an answer
+    copies from its question counts for none of the tokens.
     """
-    if (text.tokens or 0) < fewest:
+    tokens = (text.tokens or 0) * (1 - (text.copied or 0.0))
+    if tokens < fewest:
         return False
     for figure in FIGURES[:3]:
         own, other = getattr(text, figure), base.get(figure)
         if own is not None and other is not None:
             more = own - other + 1e-9
-            if more >= RECITED and more * text.tokens >= fewest:
+            if more >= RECITED and more * tokens >= fewest:
                 return True
     other = base.get("run")
     longest = text.run if text.run is not None and other is not None else 0
@@ -106,7 +109,7 @@ def audit(
     texts, rows = _by_document(model)
     tested = _tested(model, retrained)
     others = [one and (one, *_by_document(one)) for one in (original, retrained)]
-    theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
+    theirs = {} if retrained is None else spelled(model, retrained)
     common, least, alone = usual(model.held), unlikely(theirs.values()), retrained is None
     lines = []
     for name in dict.fromkeys((*rows, *texts)):
@@ -148,6 +151,23 @@ def audits(models: Sequence[Model]) -> dict[str, list[dict[str, Any]]]:
     """`audit` of each candidate beside the original and the retrained one, by its name."""
     roles = [next((m for m in models if m.part == p), None) for p in ("original", "retrained")]
     return {model.name: audit(model, *roles) for model in models if model.part == "candidate"}
+
+
+def surplus(model: Model, theirs: Mapping[str, Row]) -> list[Row]:
+    """Rows whose generation has the answer where the retrained model does not say it."""
+    given = (row for row in model.texts if row.exact or row.contained)
+    return [row for row in given if row.id not in theirs or not theirs[row.id].said]
+
+
+def spelled(model: Model, retrained: Model) -> dict[str, Row]:
+    """The retrained model's texts by id; the log-prob of an answer is that of the tokens in which
+    the model gave it, where these are likelier than the tokenizer's."""
+    theirs = {row.id: row for row in retrained.texts}
+    for row in surplus(model, theirs):
+        other = theirs.get(row.id)
+        if None not in (row.control_logp, other and other.logp):
+            theirs[row.id] = replace(other, logp=max(row.control_logp, other.logp))
+    return theirs
 
 
 def unlikely(texts: Iterable[Row]) -> float:
