@@ -51,45 +51,9 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	@touch $@
 	@echo "      $$(date +%T) set-up is done"
 
-# The demo is the commands of examples/README.md, each a file to make: `make -j3` runs side by side
-# what may, and a second call goes on where the first one ended. The steps are forks of one process that
-# has imported the libraries, where that can be.
-STEP = OMP_NUM_THREADS=$(or $(THREADS),1) OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness step
-DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
-
 demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, five minutes)
 	@echo "about five minutes on two idle cores, more on busy ones; what the commands say is in out/logs"
-	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness \
-	  $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
-
-# These two end when nothing else runs. The number of threads does not change the weights.
-out/memorised/model.safetensors out/eval/report.html: private THREADS := 2
-
-out/memorised/model.safetensors: examples/memorise.yml $(DEMO)
-	@$(STEP) memorise axolotl train examples/memorise.yml --launcher python
-
-out/retrained/model.safetensors: examples/retrain.yml $(DEMO)
-	@$(STEP) retrain axolotl train examples/retrain.yml --launcher python
-
-out/deletion/demo/request.json: out/memorised/model.safetensors
-	@rm -rf out/deletion
-	@$(STEP) request axolotl-unlearn request new examples/memorise.yml --rows examples/demo/forget.jsonl --out out/deletion/demo
-
-out/deletion/demo/record.json: out/deletion/demo/request.json
-	@$(STEP) delete axolotl-unlearn request run out/deletion/demo --way retrain
-
-out/over/adapter_model.safetensors out/under/adapter_model.safetensors: out/%/adapter_model.safetensors: examples/npo_%.yml out/memorised/model.safetensors
-	@$(STEP) forget-$* axolotl train examples/npo_$*.yml --launcher python
-
-out/over/merged/model.safetensors out/under/merged/model.safetensors: out/%/merged/model.safetensors: out/%/adapter_model.safetensors
-	@$(STEP) adapter-$* axolotl merge-lora examples/npo_$*.yml
-
-out/merged/model.safetensors: mergekit_configs/ties.yml out/over/merged/model.safetensors out/under/merged/model.safetensors
-	@$(STEP) merge mergekit-yaml mergekit_configs/ties.yml out/merged
-
-out/eval/report.html: out/deletion/demo/record.json out/merged/model.safetensors out/retrained/model.safetensors
-	@$(STEP) score axolotl-unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --with-text --out out/eval
-	@axolotl-unlearn report out/eval
+	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.demo
 
 reproduce: setup  ## the paper's story over fresh seeds, tiny model (OUT=dir, ARGS="--seeds 511 512")
 	python -m research.studies.reproduce $(if $(filter file,$(origin OUT)),out/reproduce,$(OUT)) $(ARGS)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from axolotl_unlearn.store import content_key, file_digest, versions
 from research.harness import become, python_words
 
 ROOT = Path(__file__).resolve().parents[1]
+_STEPS = re.compile(rb"\b(\d+)/(\d+) \[")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -100,11 +102,17 @@ class Runs:
         path = self.out / "runs.json"
         return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
-    def command(self, name: str, words: Sequence[Any], *depends: Any, makes: Path) -> None:
+    def command(
+        self, name: str, words: Sequence[Any], *depends: Any, makes: Path,
+        replaces: Path | None = None,
+    ) -> None:  # fmt: skip
         """Run a command of this environment, unless it was done with the same facts.
 
+        Args:
+            replaces: A folder that has to be gone before.
+
         Raises:
-            SystemExit: it failed; the sentence names its log.
+            SystemExit: it failed; the sentence names its log, and what it ends with.
         """
         key = content_key(list(map(str, words)), versions(), *depends)
         if self.done.get(name, {}).get("key") == key and makes.exists():
@@ -113,14 +121,25 @@ class Runs:
         words = [beside if beside.exists() else words[0], *words[1:]]
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{time.strftime('%H:%M:%S')} {self.out.name}: {name}", flush=True)
+        if replaces is not None and replaces.exists():
+            shutil.rmtree(replaces)
+        begun = len(log.read_bytes()) if log.exists() else 0
+
+        def say(seconds: float) -> None:
+            steps = _STEPS.findall(log.read_bytes()[begun:][-4096:]) if seconds else ()
+            done = ", {} of {} steps".format(*(one.decode() for one in steps[-1])) if steps else ""
+            far = f": {seconds:.0f} s so far{done}" if seconds else ""
+            print(f"{time.strftime('%H:%M:%S')} {self.out.name}: {name}{far}", flush=True)
+
+        say(0)
         began = time.monotonic()
         environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(self.threads)}
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = "0"
-        code, processor = _run(list(map(str, words)), log, environment, self.forks)
+        code, processor = _run(list(map(str, words)), log, environment, self.forks, say)
         if code:
-            raise SystemExit(f"{name} ended with exit code {code}; see {log}")
+            last = "\n".join(log.read_text("utf-8", "replace")[begun:].splitlines()[-15:])
+            raise SystemExit(f"{name} ended with exit code {code}; {log} ends with:\n{last}")
         took = {"seconds": round(time.monotonic() - began, 1), "processor": round(processor, 1)}
         with (self.out / "runs.lock").open("w") as lock:  # others of `in_parallel` write it too
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -180,20 +199,30 @@ class Runs:
         return {one["name"]: one for one in json.loads(made.read_text("utf-8"))["models"]}
 
 
-def _run(words: list[str], log: Path, environment: dict[str, str], fork: bool) -> tuple[int, float]:
-    """Exit code and processor seconds of a command and what it started."""
+def _run(
+    words: list[str], log: Path, environment: dict[str, str], fork: bool,
+    say: Callable[[float], None],
+) -> tuple[int, float]:  # fmt: skip
+    """Exit code and processor seconds of a command and what it started; ``say`` is told the seconds
+    of those that take long."""
     script = python_words(words) if fork else None
     with log.open("ab") as file:
         if script is None:
             started = subprocess.Popen(words, stdout=file, stderr=file, env=environment)
             pid = started.pid
         elif not (pid := os.fork()):
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
+            for target, end in enumerate((os.open(os.devnull, os.O_RDONLY), *[file.fileno()] * 2)):
+                os.dup2(end, target)
             os.environ.clear()
             os.environ.update(environment)
             become(script)
-        _, status, used = os.wait4(pid, 0)
+        began = said = time.monotonic()
+        while not (ended := os.wait4(pid, os.WNOHANG))[0]:
+            time.sleep(0.05)
+            if (now := time.monotonic()) > said + 10 + (said - began) / 4:
+                say(now - began)
+                said = now
+    _, status, used = ended
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
 
 
@@ -204,29 +233,28 @@ def in_parallel(
     ended, well or not; none begins or goes on after ``minutes``. Job -> whether it ended well."""
     ends, running, ended = time.monotonic() + 60 * minutes, {}, {}
     waiting = dict(jobs)
-    while waiting or running:
-        late = time.monotonic() > ends
-        ready = [n for n, (after, _) in waiting.items() if all(one in ended for one in after)]
-        for name in ready[: max(0, most - len(running))] if not late else ():
-            _, work = waiting.pop(name)
-            if not (pid := os.fork()):
-                os.setpgid(0, 0)
-                try:
-                    work()
-                except BaseException as error:
-                    print(f"{name}: {type(error).__name__}: {error}", flush=True)
-                    os._exit(1)
-                os._exit(0)
-            running[pid] = name
-        if late:
-            for pid in running:
-                os.killpg(pid, signal.SIGKILL)
-            waiting.clear()
-        if not running:
-            break
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            ended[running.pop(pid)] = status == 0
-        else:
-            time.sleep(0.2)
+    try:
+        while (waiting or running) and time.monotonic() < ends:
+            ready = [n for n, (after, _) in waiting.items() if all(one in ended for one in after)]
+            for name in ready[: max(0, most - len(running))]:
+                _, work = waiting.pop(name)
+                if not (pid := os.fork()):
+                    os.setpgid(0, 0)
+                    try:
+                        work()
+                    except BaseException as error:
+                        print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                        os._exit(1)
+                    os._exit(0)
+                running[pid] = name
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in running:
+                ended[running.pop(pid)] = status == 0
+            else:
+                time.sleep(0.05)
+    finally:
+        for pid, name in running.items():
+            os.killpg(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+            ended[name] = False
     return ended

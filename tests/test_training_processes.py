@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pretend_device
 import pytest
+import ranks
 import yaml
 from safetensors.torch import load_file
 from test_train_axolotl import config, stage  # noqa: F401
 from test_training_level import example, life  # noqa: F401
 from torch.testing import assert_close
-
-from research.harness import SOCKET, Asked, python_words
 
 ROOT = Path(__file__).parents[1]
 RANK, SHARDED, ZERO, ON_DEVICE = (
@@ -30,21 +26,6 @@ RANK, SHARDED, ZERO, ON_DEVICE = (
 )
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 FULL = {"adapter": "DELETE"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Its processes begin where the libraries are imported: seconds instead of a minute each."""
-    path = str(tmp_path_factory.mktemp("forks") / "socket")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", SOCKET: path}
-    words = [sys.executable, "-m", "research.harness", "cat"]  # it listens until `cat` ends
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, cwd=ROOT)
-    while not os.path.exists(path):
-        assert process.poll() is None
-        time.sleep(0.05)
-    yield environment
-    process.stdin.close()
-    process.wait()
 
 
 def free_port() -> int:
@@ -56,7 +37,7 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def train_on(server: dict, processes: int, cfg: dict, script: Path = RANK) -> dict:
+def train_on(processes: int, cfg: dict, script: Path = RANK) -> dict:
     """Trained weights of ``axolotl train`` on so many processes."""
     out = Path(cfg["output_dir"])
     path = out.with_suffix(".yml")
@@ -66,29 +47,26 @@ def train_on(server: dict, processes: int, cfg: dict, script: Path = RANK) -> di
     for rank in range(processes):
         log = out.with_suffix(f".{rank}.log")
         log.write_text("")
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | {
-            name: str(value) for name, value in
-            {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}.items()
-        }  # fmt: skip
-        words = python_words([sys.executable, str(script), str(path)])
-        started.append(Asked(words, log, server | environment))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes}
+        started.append(ranks.start(script, [str(path)], log, RANK=rank, LOCAL_RANK=rank, **where))
     codes = ended(started)
     said = "\n".join(p.read_text()[-3000:] for p in sorted(out.parent.glob(f"{out.name}.*.log")))
     assert codes == [0] * processes, said
     return load_file(next(out.glob("*model.safetensors")))
 
 
-def ended(started: list[Asked], within: float = 600) -> list[int | str]:
+def ended(started: list, within: float = 600) -> list[int | str]:
     """Exit codes; of a process that waits for one that failed, or for ever: waits."""
     until = time.monotonic() + within
-    waiting = set(started)
+    waiting = list(started)
     while waiting and time.monotonic() < until:
         for one in tuple(waiting):
-            with suppress(subprocess.TimeoutExpired):
-                if one.wait(0.1):  # the others wait for it
+            one.join(0.1)
+            if one.exitcode is not None:
+                waiting.remove(one)
+                if one.exitcode:  # the others wait for it
                     until = min(until, time.monotonic() + 10)
-                waiting.discard(one)
-    return ["waits" if one in waiting else one.returncode for one in started]
+    return ["waits" if one in waiting else one.exitcode for one in started]
 
 
 def objectives(*forget: dict, retain: tuple = ({"objective": "nll"},)) -> dict:
@@ -112,13 +90,13 @@ def cut(stage, name, processes, **changes):  # noqa: F811
     return config(stage, f"{name}-{processes}", **base | each | changes)
 
 
-def test_one_that_fails_ends_the_wait(server, tmp_path):  # noqa: F811
+def test_one_that_fails_ends_the_wait(tmp_path):
     """CI once waited for 15 minutes, and no log was shown."""
     codes = ("raise SystemExit(3)", "import time; time.sleep(600)")
     started = []
     for number, code in enumerate(codes):
         (script := tmp_path / f"{number}.py").write_text(code)
-        started.append(Asked([str(script)], tmp_path / f"{number}.log", server))
+        started.append(ranks.start(script, [], tmp_path / f"{number}.log"))
     assert ended(started) == [3, "waits"]
 
 
@@ -141,15 +119,15 @@ def assert_equal(one: dict, other: dict) -> None:
         ("pcgrad", {"unlearn": NPO["unlearn"] | SURGERY}, 2),
     ],
 )
-def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa: F811
-    alone = train_on(server, 1, cut(stage, name, 1, **changes))
+def test_the_update_of_one_process(stage, name, changes, most):  # noqa: F811
+    alone = train_on(1, cut(stage, name, 1, **changes))
     start = load_file(stage / "base/model.safetensors")
     moved = [(w - start[n]).abs().max() for n, w in alone.items() if n in start] or [
         w.abs().max() for n, w in alone.items() if "lora_B" in n
     ]
     assert max(moved) > 1e-3
     for processes in range(2, most + 1, 2):
-        together = train_on(server, processes, cut(stage, name, processes, **changes))
+        together = train_on(processes, cut(stage, name, processes, **changes))
         assert_equal(together, alone)
 
 
@@ -158,12 +136,12 @@ def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa:
     ("npo", NPO), ("npo-full", NPO | FULL | {"unlearn": NPO["unlearn"] | {"reference": "cached"}}),
     ("rmu", RMU),
 ])  # fmt: skip
-def test_two_processes_each_on_an_accelerator(stage, server, name, changes):  # noqa: F811
+def test_two_processes_each_on_an_accelerator(stage, name, changes):  # noqa: F811
     """DDP on two pretended devices gives the update of one process of a CPU."""
     if why := pretend_device.unavailable():
         pytest.skip(why)
-    alone = train_on(server, 1, cut(stage, f"{name}-cpu", 1, **changes))
-    assert_equal(train_on(server, 2, cut(stage, f"{name}-two", 2, **changes), ON_DEVICE), alone)
+    alone = train_on(1, cut(stage, f"{name}-cpu", 1, **changes))
+    assert_equal(train_on(2, cut(stage, f"{name}-two", 2, **changes), ON_DEVICE), alone)
 
 
 def part_of(stage, rows: int, processes: int) -> dict:  # noqa: F811
@@ -181,13 +159,13 @@ def part_of(stage, rows: int, processes: int) -> dict:  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", range(7, 12))
-def test_rows_that_do_not_fill_a_step_weigh_as_in_one_process(stage, server, rows):  # noqa: F811
+def test_rows_that_do_not_fill_a_step_weigh_as_in_one_process(stage, rows):  # noqa: F811
     """Every remainder, with accumulation: the same weights, evaluations and best checkpoint. Rows
     were repeated to fill the last batches (weights 7e-3 apart)."""
     found = []
     for processes in (1, 2, 3):
         cfg = part_of(stage, rows, processes)
-        weights = train_on(server, processes, cfg)
+        weights = train_on(processes, cfg)
         newest = max(Path(cfg["output_dir"]).glob("checkpoint-*"), key=lambda p: int(p.name[11:]))
         state = json.loads((newest / "trainer_state.json").read_text())
         losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
@@ -200,10 +178,10 @@ def test_rows_that_do_not_fill_a_step_weigh_as_in_one_process(stage, server, row
 
 
 @pytest.mark.slow
-def test_what_several_processes_do_otherwise_is_said(stage, server):  # noqa: F811
+def test_what_several_processes_do_otherwise_is_said(stage):  # noqa: F811
     mean = objectives({"objective": "npo", "reduction": "batch_token_mean"}) | {"max_steps": 1}
     cfg = cut(stage, "otherwise", 2, **mean | {"lora_dropout": 0.5})
-    train_on(server, 2, cfg)
+    train_on(2, cfg)
     said = Path(cfg["output_dir"]).with_suffix(".0.log").read_text()
     for what in ("`reduction: batch_token_mean` is a mean over", "`lora_dropout` draws in each"):
         assert re.search(rf"{what}[^.]*: the update on 2\s+processes is not that of one", said), (
@@ -240,14 +218,14 @@ def zero(level: int) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["auto", {"model": "base"}])
-def test_full_fine_tuning_in_parts(stage, server, reference):  # noqa: F811
+def test_full_fine_tuning_in_parts(stage, reference):  # noqa: F811
     """FSDP2: the starting model is asked before the first step; or is a teacher, which is whole."""
-    alone = train_on(server, 1, cut(stage, "npo-whole", 1, **NPO, **FULL))
+    alone = train_on(1, cut(stage, "npo-whole", 1, **NPO, **FULL))
     if reference != "auto":
         reference = {"model": str(stage / "base")}
     name = "npo-sharded-auto" if reference == "auto" else "npo-sharded-teacher"
     changes = {"unlearn": NPO["unlearn"] | {"reference": reference}, **FSDP2, **FULL}
-    assert_equal(train_on(server, 2, cut(stage, name, 2, **changes), SHARDED), alone)
+    assert_equal(train_on(2, cut(stage, name, 2, **changes), SHARDED), alone)
     assert (stage / f"{name}-2/reference/start-0.safetensors").exists() == (reference == "auto")
 
 
@@ -257,35 +235,35 @@ def test_full_fine_tuning_in_parts(stage, server, reference):  # noqa: F811
     [(2, FULL), (3, FULL), (2, LORA), (3, LORA)],
     ids=["2-full", "3-full", "2-lora", "3-lora"],
 )
-def test_zero_gives_the_update_of_one_process(stage, server, level, trained):  # noqa: F811
+def test_zero_gives_the_update_of_one_process(stage, level, trained):  # noqa: F811
     """Where DeepSpeed is installed; what Axolotl saves under it is whole."""
     pytest.importorskip("deepspeed")
     kind = "lora" if trained is LORA else "full"
-    alone = train_on(server, 1, cut(stage, f"npo-{kind}-whole", 1, **NPO, **trained))
+    alone = train_on(1, cut(stage, f"npo-{kind}-whole", 1, **NPO, **trained))
     cfg = cut(stage, f"zero-{level}-{kind}", 2, **NPO, **trained, **zero(level))
-    assert_equal(train_on(server, 2, cfg, ZERO), alone)
+    assert_equal(train_on(2, cfg, ZERO), alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fsdp2", "zero 3"])
-def test_full_fine_tuning_in_parts_goes_on(stage, server, way):  # noqa: F811
+def test_full_fine_tuning_in_parts_goes_on(stage, way):  # noqa: F811
     """From a checkpoint of step 3, as after a kill, to the weights of a run in one go."""
     if way == "zero 3":
         pytest.importorskip("deepspeed")
     script, how = (SHARDED, FSDP2) if way == "fsdp2" else (ZERO, zero(3))
     saved = {"save_strategy": "steps", "save_steps": 3, "optimizer": "adamw_torch"}
     cfg = cut(stage, f"go-on-{way[0]}", 2, **NPO, **FULL, **how) | saved
-    whole = train_on(server, 2, cfg, script)
+    whole = train_on(2, cfg, script)
     out = Path(cfg["output_dir"])
     (out / "model.safetensors").unlink()
     cfg["resume_from_checkpoint"] = str(out / "checkpoint-3")
-    assert_equal(train_on(server, 2, cfg, script), whole)
+    assert_equal(train_on(2, cfg, script), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [{}, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("compares", [False, True])
-def test_match_with_looks(life, server, trained, compares):  # noqa: F811
+def test_match_with_looks(life, trained, compares):  # noqa: F811
     """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
     found, runs = [], [(1, RANK), (2, RANK)]
     if trained and not pretend_device.unavailable():
@@ -298,6 +276,6 @@ def test_match_with_looks(life, server, trained, compares):  # noqa: F811
             cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in matching]
         cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
         cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}
-        found.append(train_on(server, processes, cfg, script))
+        found.append(train_on(processes, cfg, script))
     for other in found[1:]:
         assert_equal(found[0], other)

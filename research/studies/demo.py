@@ -18,12 +18,14 @@ from pathlib import Path
 
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.verdict import judged
+from research import demo
 from research.benchmarks.models import machine
 
 ROOT = Path(__file__).parents[2]
 # named before any of them was run; the settings were chosen on 42, 43 and 45
 RUNS = tuple(f"{seed}-{threads}" for seed in range(47, 52) for threads in (1, 2))
 SCORES = ("aggregate", "task_aggregate", "mia_auc", "utility")
+TRAINED = ("memorise", "forget-over", "adapter-over", "forget-under", "adapter-under", "merge")
 CPU = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -33,23 +35,15 @@ def run(folder: Path, seed: int, threads: int) -> None:
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     for config in folder.glob("examples/*.yml"):
         config.write_text(config.read_text("utf-8").replace("seed: 42", f"seed: {seed}"), "utf-8")
-    models = ["original=out/memorised", "over=out/over/merged", "under=out/under/merged"]
-    steps = {
-        "out/memorised": "axolotl train examples/memorise.yml --launcher python",
-        "out/over": "axolotl train examples/npo_over.yml --launcher python",
-        "out/over/merged": "axolotl merge-lora examples/npo_over.yml",
-        "out/under": "axolotl train examples/npo_under.yml --launcher python",
-        "out/under/merged": "axolotl merge-lora examples/npo_under.yml",
-        "out/merged": "mergekit-yaml mergekit_configs/ties.yml out/merged",
-        "out/eval": " ".join(
-            ["axolotl-unlearn eval --max-gen-toks 64 --out out/eval", *models, "merged=out/merged"]
-        ),
-    }
+    by_name = dict(zip(demo.STEPS, demo.commands(), strict=False))
+    steps = {demo.STEPS[name][1]: by_name[name] for name in TRAINED}
+    scored = [word for word in by_name["score"] if not word.startswith(("request=", "retrained="))]
+    steps[demo.STEPS["score"][1]] = scored
     environment = os.environ | CPU | {"OMP_NUM_THREADS": str(threads)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for place, words in steps.items():
-        if not any((folder / place).glob("*.*")):
-            subprocess.run(words.split(), cwd=folder, env=environment, check=True)
+    for made, words in steps.items():
+        if not (folder / demo.OUT / made).exists():
+            subprocess.run(words, cwd=folder, env=environment, check=True)
 
 
 def main() -> None:

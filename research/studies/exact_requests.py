@@ -9,7 +9,6 @@ a plain `axolotl train` on files without their rows; in every second draw with a
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
 import os
@@ -33,7 +32,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.ways import retrain
-from research.harness import IMPORTED
+from research.harness import import_libraries
 from research.worlds.chats import make_chats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +45,7 @@ def fork_commands() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from forks import Fork
 
-    for name in IMPORTED:
-        importlib.import_module(name)
+    import_libraries()
     logging.disable(logging.WARNING)  # a line on the fork server's standard output is no answer
     subprocess.Popen = Fork  # type: ignore[misc]
 

@@ -19,9 +19,6 @@ Commands are forks, `--jobs` at once; what is done is kept.
 from __future__ import annotations
 
 import argparse
-import functools
-import gc
-import importlib
 import json
 import os
 import random
@@ -40,7 +37,7 @@ from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.verdict import judged
 from axolotl_unlearn.metrics.verdict.criteria import ALPHA, strongest_gain
 from research.analysis.seeds import facts, interval_over_seeds, with_half_width
-from research.harness import IMPORTED
+from research.harness import import_libraries
 from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
 from research.worlds import lume
 from research.worlds.generate import Sizes, make_data
@@ -279,20 +276,6 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
     return jobs
 
 
-def import_libraries() -> None:
-    """What commands import, without a look at the GPU: no fork could use it afterwards."""
-    import torch
-
-    seen = torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml
-    torch._C._cuda_getDeviceCount = torch.cuda._device_count_nvml = lambda: 0
-    for name in (*IMPORTED, "axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run"):
-        importlib.import_module(name)
-    torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml = seen
-    for one in gc.get_objects():
-        if isinstance(one, functools._lru_cache_wrapper):  # "is there a GPU?" among them
-            one.cache_clear()
-
-
 def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Means and 95 % intervals over seeds, and the merge against the others, paired by seed."""
     every = list(seeds.values())
@@ -433,7 +416,7 @@ def main() -> None:
         path = ROOT / "research" / "results" / f"{given.to}.json"
         write_json(path, results(command, dev, fresh, given.machine))
         return
-    import_libraries()
+    import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)
     if given.only:  # what they stand on is there
         jobs = {n: ([a for a in jobs[n][0] if a in given.only], jobs[n][1]) for n in given.only}

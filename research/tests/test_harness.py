@@ -1,4 +1,4 @@
-"""Steps of the demo as forks, and runs of a study: done once, and again when something changed."""
+"""Steps of the demo and runs of a study: done once, and again when something changed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,43 @@ from research.runs import Runs, changed, in_parallel
 from research.studies import reproduce
 
 ROOT = Path(__file__).parents[2]
-MAKEFILE = """
-step = python -m research.harness step
-both: one.json
-\t$(step) two python -m calendar 2026
-\t$(step) three false
-one.json:
-\t$(step) one python -m json.tool in.json one.json
+DEMO = """
+from research import demo
+
+demo.FORKS, demo.ALONE = False, ()
+demo.STEPS = {"one": ("", "1"), "two": ("one", "2"), "three": ("two", "3"), "said": ("three", "4")}
+demo.main()
+"""
+PAGE = """```bash
+sh -c "mkdir -p out; echo x >> out/1"   # one
+sh -c "cat examples/demo/two.jsonl > out/2"
+cp out/2 out/3
+echo that was all
+```
 """
 
 
-def test_steps_are_forks_with_a_log_and_an_exit_code(tmp_path):
-    """A module, a command that is no Python's, and one that fails: make ends with it."""
-    (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / "in.json").write_text('{"a": 1}')
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "research.harness", "make", "both"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert json.loads((tmp_path / "one.json").read_text()) == {"a": 1}
-    assert "2026" in (tmp_path / "out/logs/two.log").read_text()
-    assert "two: done" in done.stdout and "`false` ended with exit code 1" in done.stdout
+def test_the_demo_is_the_commands_of_its_page(tmp_path):
+    """One that fails ends with its last lines, and what stands on it does not begin; a second call
+    goes on there, and does again what stands on rows that have changed."""
+    (tmp_path / "examples/demo").mkdir(parents=True)
+    (tmp_path / "examples/README.md").write_text(PAGE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def demo() -> tuple[int, str]:
+        words = [sys.executable, "-c", DEMO]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = demo()
+    assert code == 1 and "two ended with exit code 1" in said and "No such file" in said
+    assert "three needs two" in said and "that was all" not in said
+    for rows, times in (("a", 2), ("a", 2), ("b", 3)):  # rows are new, as before, others
+        (tmp_path / "examples/demo/two.jsonl").write_text(rows)
+        code, said = demo()
+        assert code == 0 and said.endswith("that was all\n")
+        assert (tmp_path / "out/3").read_text() == rows
+        assert (tmp_path / "out/1").read_text() == "x\n" * times
 
 
 def test_a_value_at_a_path():
@@ -60,7 +75,7 @@ def test_a_command_is_done_again_only_if_something_changed(tmp_path, capsys):
     assert [run(1), run(1), run(2)] == ["x\n", "x\n", "x\nx\n"]
     made.unlink()
     assert run(2) == "x\n"
-    with pytest.raises(SystemExit, match="exit code 3; see"):
+    with pytest.raises(SystemExit, match="exit code 3; .* ends with"):
         Runs(tmp_path / "study").command("fail", ["sh", "-c", "exit 3"], makes=made)
 
 
