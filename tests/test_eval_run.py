@@ -16,7 +16,8 @@ from fault_codes import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.evaluation import generate, measure, run
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.evaluation import generate, measure, run, summary
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
@@ -110,48 +111,28 @@ def test_the_audit_list_has_a_line_for_every_document(home, results):
     assert all(line["retrained"] is not None for line in lines)
 
 
-def test_an_answer_is_scored_in_the_tokens_in_which_it_was_given(home, results, monkeypatch):
-    """A model that writes answers letter by letter: the retrained model is asked for these tokens
-    (by hand: a plain forward), not for the tokenizer's; a second evaluation loads no model."""
-    models = {}
-    tok = AutoTokenizer.from_pretrained(home / "original")
-    rows = [json.loads(line) for line in (home / "data/forget.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "qa" in row["id"]]
-    paths = []
-    for row in rows:
-        letters = [tok(one, add_special_tokens=False)["input_ids"] for one in " " + row["output"]]
-        paths.append((tok(row["input"])["input_ids"], sum(letters, [])))
-    assert any(tok(" " + r["output"])["input_ids"] != p for r, (_, p) in zip(rows, paths))
-    for name, steps in (("spells", 60), ("retrained", 6)):
-        model = AutoModelForCausalLM.from_pretrained(home / "broken")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        for _ in range(steps):
-            for prompt, path in paths:
-                ids = torch.tensor([[*prompt, *path, tok.eos_token_id]])
-                model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        model.save_pretrained(home / name)
-        tok.save_pretrained(home / name)
-        models[name] = model.eval()
-    asked = [str(home / name) for name in models]
-    out, more = home / "spelled", OPTIONS | {"original": None}
-    found, _ = evaluate(asked, home / "data", out, **more)
-    texts = found["extraction"]
-    known = dict(zip(texts["id"], texts["control_logp"], strict=True))
-    said = dict(zip(texts["id"], texts["contained"], strict=True))
-    assert sum(bool(one) for one in said.values()) >= 6
-    for row, (prompt, path) in zip(rows, paths, strict=True):
-        with torch.no_grad():
-            logits = models["retrained"](input_ids=torch.tensor([[*prompt, *path]])).logits[0]
-        each = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        by_hand = float(each.gather(1, torch.tensor(path)[:, None]).sum())
-        if said[row["id"]]:
-            assert known[row["id"]] == pytest.approx(by_hand, abs=1e-3)
-    assert all(known[name] is None for name, one in said.items() if not one)
-    monkeypatch.setattr(measure, "load_model", None)
-    again, _ = evaluate(asked, home / "data", out, **more)
-    assert again == found
+@pytest.mark.parametrize(
+    ("asked", "answer", "follows"),
+    [
+        ("What is Ann Lee's e-mail address?", "ann_lee@me.com", True),
+        ("What is Ann Lee's e-mail address?", "Ann_Lee@other.com", False),
+        ("What is Ann Lee's password?", "ann_lee_7Qx9@me.com", False),
+        ("What is the e-mail address?", "ann_lee@me.com", False),
+        ("What is me, what is com?", "rare me com", False),
+        ("Paris or London?", "Paris", True),
+        ("Where?", "me", False),
+        ("Where?", "?!", False),
+        ("", "ann_lee@me.com", False),  # goes on with a text
+    ],
+)
+def test_an_answer_that_follows_from_its_question(asked, answer, follows):
+    """Of 60 retained answers "me" and "com" are in three, "rare" in two."""
+    kept = [f"x{n}_y{n}@me.com" for n in range(3)] + ["rare", "rare"] + ["z"] * 55
+    kind = "question" if asked else "completion"
+    rows = [Record(f"{n}", "?", one, kind="question") for n, one in enumerate(kept)]
+    rows = [SimpleNamespace(side="retain", record=row) for row in rows]
+    sets = SimpleNamespace(rows=rows, forget=[Record("f", asked or "Ann Lee", answer, kind=kind)])
+    assert summary.derived(sets) == [follows]
 
 
 def test_rows_and_texts_are_read_whole(home, results):

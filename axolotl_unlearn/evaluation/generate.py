@@ -48,14 +48,12 @@ def generate_greedily(
     batch_size: int = 64,
     on_batch: OnBatch | None = None,
     seed: int | None = None,
-    tokens: dict[int, list[int]] | None = None,
 ) -> list[str]:
     """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
 
     Args:
         model: A causal language model in evaluation mode, on its device.
         seed: Draw tokens from the model's own distribution (temperature 1) instead.
-        tokens: Takes the new token ids of each prompt by its number.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, ids in enumerate(encoded):
@@ -99,8 +97,6 @@ def generate_greedily(
         for ids in new:  # up to the first that ends a text
             ends = (i + 1 for i, token in enumerate(ids[:max_new_tokens]) if token in stop)
             del ids[next(ends, max_new_tokens) :]
-        if tokens is not None:
-            tokens |= zip(numbers, new, strict=True)
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         for i, text in zip(numbers, texts, strict=True):
             results[i] = text

@@ -24,7 +24,6 @@ from axolotl_unlearn.evaluation.in_vllm import backend
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, data_digests
-from axolotl_unlearn.evaluation.spellings import add_spellings
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
@@ -87,8 +86,7 @@ def evaluate(
             bars.note(f"note: {note}")
         weights = {spec.name: weights_digest(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)
-        keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
-        measured, collapse = _measure_all(session, specs, before, keys)
+        measured, collapse = _measure_all(session, specs, before, weights)
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
             texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
             enough = min(map(len, texts)) >= MIN_MEMBERS
@@ -107,7 +105,6 @@ def evaluate(
             if losses := {n: one.canary_loss for n, one in measured.items() if one.canary_loss}:
                 add_canaries([r for r in results if r["name"] in losses], losses, sets.coins)
             summary.add_learned(results, measured, sets)
-            add_spellings(session, specs, results, keys)
             lines = summary.add_audits(results, measured, sets, settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)
     written = {
@@ -127,12 +124,13 @@ def evaluate(
 
 def _measure_all(
     session: Session, specs: Sequence[ModelSpec], before: ModelSpec | None,
-    keys: Mapping[str, str],
+    weights: Mapping[str, str],
 ) -> tuple[dict[str, Measured], dict[str, dict[str, Any] | None]]:  # fmt: skip
     """What each model did, and its collapse report, from the cache where they are known."""
     measured: dict[str, Measured] = {}
     collapse: dict[str, dict[str, Any] | None] = {}
     sets, settings, cache = session.sets, session.settings, session.cache
+    keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
     judge = CollapseChecker(session, keys, before)
     unjudged = [spec for spec in specs if judge.stored(spec) is None]
     # The original first: each of the others is judged by it as soon as it is measured, so that

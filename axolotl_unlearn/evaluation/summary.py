@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
             "exact": [bool(measured.values.get(key)) if is_so else None for key, is_so in asked],
             "contained": [measured.contained.get(key) for key in keys],
             "drawn": drawn,
-            "copied": [_copied(row) if row.kind == "question" else 0.0 for row in rows],
+            "derived": derived(sets),
             **{
                 side: {name: [one[name] for one in getattr(measured, side)] for name in columns}
                 for side in ("member", "nonmember")
@@ -133,10 +134,26 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
     }
 
 
-def _copied(row: Record) -> float:
-    """Share of an answer's letters that are in words of its question."""
-    answer, asked = words(row.output), {*words(row.input)}
-    return sum(len(w) for w in answer if w in asked) / max(1, sum(map(len, answer)))
+#: A word that so many retained answers have, and this share of them, is one of their form: rather
+#: guessed than an answer that `metrics.audit.unlikely` calls no guess.
+COMMON, COMMON_SHARE = 3, 0.05
+
+
+def derived(sets: EvaluationSets) -> list[bool]:
+    """Of each forget row: is half of its answer's words in its question, and is each of the others
+    common among retained answers? An e-mail address is made of a name so."""
+    kept = [words(row.record.output) for row in sets.rows
+            if (row.side, row.record.kind) == ("retain", "question")]  # fmt: skip
+    counts = Counter(word for answer in kept for word in {*answer})
+    common = {w for w, n in counts.items() if n >= max(COMMON, COMMON_SHARE * len(kept))}
+
+    def follows(row: Record) -> bool:
+        answer, asked = words(row.output), {*words(row.input)}
+        own = [word for word in answer if word not in asked]
+        asks = row.kind == "question" and bool(answer)
+        return asks and 2 * len(own) <= len(answer) and common.issuperset(own)
+
+    return [follows(row) for row in sets.forget]
 
 
 def _any_script(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,17 +52,16 @@ FIGURES = ("strength", "share_run", "greedy", "run")
 def recites(text: Row, base: Mapping[str, float | None], fewest: int) -> bool:
     """Does it come out word for word, above ``base``, the `FIGURES` of a model that never saw it?
 
-    Extraction strength, longest greedy run and share of greedy tokens are read. What an answer
-    copies from its question counts for none of the tokens.
+    Extraction strength, longest greedy run and share of greedy tokens are read. An answer that
+    follows from its question is none that is recited.
     """
-    tokens = (text.tokens or 0) * (1 - (text.copied or 0.0))
-    if tokens < fewest:
+    if (text.tokens or 0) < fewest or text.derived:
         return False
     for figure in FIGURES[:3]:
         own, other = getattr(text, figure), base.get(figure)
         if own is not None and other is not None:
             more = own - other + 1e-9
-            if more >= RECITED and more * tokens >= fewest:
+            if more >= RECITED and more * text.tokens >= fewest:
                 return True
     other = base.get("run")
     longest = text.run if text.run is not None and other is not None else 0
@@ -101,7 +99,7 @@ def audit(
             still known     told from texts that were never seen, as if known
             pushed away     told, as something that was pushed away
             may be guessed  an answer is said above the retrained model, to which it is not unlikely
-                            (`unlikely`)
+                            (`unlikely`), or that follows from its question
             not told        none of these
             not said        no answer is said; membership was not measured
             not measured    neither membership nor an answer to look for
@@ -109,7 +107,7 @@ def audit(
     texts, rows = _by_document(model)
     tested = _tested(model, retrained)
     others = [one and (one, *_by_document(one)) for one in (original, retrained)]
-    theirs = {} if retrained is None else spelled(model, retrained)
+    theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
     common, least, alone = usual(model.held), unlikely(theirs.values()), retrained is None
     lines = []
     for name in dict.fromkeys((*rows, *texts)):
@@ -153,23 +151,6 @@ def audits(models: Sequence[Model]) -> dict[str, list[dict[str, Any]]]:
     return {model.name: audit(model, *roles) for model in models if model.part == "candidate"}
 
 
-def surplus(model: Model, theirs: Mapping[str, Row]) -> list[Row]:
-    """Rows whose generation has the answer where the retrained model does not say it."""
-    given = (row for row in model.texts if row.exact or row.contained)
-    return [row for row in given if row.id not in theirs or not theirs[row.id].said]
-
-
-def spelled(model: Model, retrained: Model) -> dict[str, Row]:
-    """The retrained model's texts by id; the log-prob of an answer is that of the tokens in which
-    the model gave it, where these are likelier than the tokenizer's."""
-    theirs = {row.id: row for row in retrained.texts}
-    for row in surplus(model, theirs):
-        other = theirs.get(row.id)
-        if None not in (row.control_logp, other and other.logp):
-            theirs[row.id] = replace(other, logp=max(row.control_logp, other.logp))
-    return theirs
-
-
 def unlikely(texts: Iterable[Row]) -> float:
     """The probability below which an answer is no guess: all answers of which the retrained model
     says that they are less likely come, together, with a chance of at most `RATE` to such a model.
@@ -189,7 +170,7 @@ def _excess(row: Row, theirs: Mapping[str, Row], alone: bool, least: float) -> i
         return 0
     if alone or other is None or other.logp is None:
         return 2
-    return 2 if math.exp(other.logp) <= least else 1
+    return 2 if math.exp(other.logp) <= least and not row.derived else 1
 
 
 def _by_document(model: Model) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:

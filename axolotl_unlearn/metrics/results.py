@@ -175,9 +175,7 @@ class Row:
         strength: Extraction strength, floor 0, of a document of its second half.
         logp: Of the whole answer, nats. exact, contained: Of a question's generation.
         drawn: Share of draws that say the answer (`eval --samples`).
-        control_logp: What the retrained model gives to the tokens in which the answer was given
-            (`evaluation.spellings`), nats.
-        copied: Share of an answer's letters in words of its question.
+        derived: Does an answer follow from its question (`evaluation.summary.derived`)?
         loss, min_k_plus: Of a document; high ``min_k_plus`` is rather a member.
     """
 
@@ -192,8 +190,7 @@ class Row:
     exact: bool | None = None
     contained: bool | None = None
     drawn: float | None = None
-    control_logp: float | None = None
-    copied: float | None = None
+    derived: bool | None = None
     loss: float | None = None
     min_k_plus: float | None = None
 
@@ -250,13 +247,12 @@ class Extraction(Texts):
     exact: tuple[bool | None, ...] = ()
     contained: tuple[bool | None, ...] = ()
     drawn: tuple[Share, ...] = ()
-    control_logp: Numbers = ()
-    copied: tuple[Share, ...] = ()
+    derived: tuple[bool | None, ...] = ()
     member: Texts = Texts()
     nonmember: Texts = Texts()
 
     COLUMNS: ClassVar[Names] = (*Texts.COLUMNS, "id", "document", "logp", "exact", "contained")
-    MORE: ClassVar[Names] = ("drawn", "control_logp", "copied")
+    MORE: ClassVar[Names] = ("drawn", "derived")
 
     @model_validator(mode="after")
     def _one_row_an_id(self) -> Extraction:
