@@ -298,7 +298,7 @@ def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, An
         return [one["aggregate"] - max(o["aggregate"] for o in rest) for one, rest in pairs]
 
     gaps = {"the better parent": gap("over", "under")} | {
-        n: gap(n) for n in ("single", "retrained")
+        n: gap(n) for n in ("single", "match", "retrained")
     }
     shown = [[n, mean(found, True), f"{sum(one > 0 for one in found)} of {len(found)}",
               f"{2.8 * statistics.stdev(found) / len(found) ** 0.5:.3f}" if len(found) > 1 else ""]
@@ -372,7 +372,10 @@ def rates(first: Tiny) -> dict[str, Any]:
                      for kind, of in labels.items()]}  # fmt: skip
 
 
-def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dict[str, Any]:
+def results(
+    command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``before``: seeds that another machine measured, as this function gave them."""
     kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
     seeds = {}
     for world in fresh:
@@ -382,7 +385,8 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
     tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
     made = facts(command) | ({"machine": machine} if machine else {})
-    first = json.loads((dev.out / "eval-original" / "results.json").read_text("utf-8"))
+    first = json.loads((fresh[0].out / "eval-original" / "results.json").read_text("utf-8"))
+    seeds |= {seed: models for seed, models in before.items() if seed not in seeds}
     return made | {
         "versions": first["versions"],
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
@@ -404,6 +408,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6000)
     parser.add_argument("--only", nargs="+", default=(), help="jobs by name, as `511 match`")
     parser.add_argument("--to", help="write research/results/NAME.json of what is done")
+    parser.add_argument("--add", action="store_true", help="with --to: keep the file's other seeds")
     parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
     out, kind = given.out.absolute(), Real if given.real else Tiny
@@ -414,7 +419,8 @@ def main() -> None:
     if given.to:
         command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
         path = ROOT / "research" / "results" / f"{given.to}.json"
-        write_json(path, results(command, dev, fresh, given.machine))
+        before = json.loads(path.read_text("utf-8"))["seeds"] if given.add else {}
+        write_json(path, results(command, dev, fresh, given.machine, before))
         return
     import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)
