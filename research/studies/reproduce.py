@@ -372,10 +372,7 @@ def rates(first: Tiny) -> dict[str, Any]:
                      for kind, of in labels.items()]}  # fmt: skip
 
 
-def results(
-    command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str, before: Mapping[str, Any]
-) -> dict[str, Any]:
-    """``before``: seeds that another machine measured, as this function gave them."""
+def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dict[str, Any]:
     kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
     seeds = {}
     for world in fresh:
@@ -386,7 +383,6 @@ def results(
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
     made = facts(command) | ({"machine": machine} if machine else {})
     first = json.loads((fresh[0].out / "eval-original" / "results.json").read_text("utf-8"))
-    seeds |= {seed: models for seed, models in before.items() if seed not in seeds}
     return made | {
         "versions": first["versions"],
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
@@ -408,7 +404,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6000)
     parser.add_argument("--only", nargs="+", default=(), help="jobs by name, as `511 match`")
     parser.add_argument("--to", help="write research/results/NAME.json of what is done")
-    parser.add_argument("--add", action="store_true", help="with --to: keep the file's other seeds")
     parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
     out, kind = given.out.absolute(), Real if given.real else Tiny
@@ -419,8 +414,7 @@ def main() -> None:
     if given.to:
         command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
         path = ROOT / "research" / "results" / f"{given.to}.json"
-        before = json.loads(path.read_text("utf-8"))["seeds"] if given.add else {}
-        write_json(path, results(command, dev, fresh, given.machine, before))
+        write_json(path, results(command, dev, fresh, given.machine))
         return
     import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)
