@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 # What a failed command has begun is no result: it is made again.
 .DELETE_ON_ERROR:
-.PHONY: help setup demo reproduce reproduce-real test test-quick test-stack test-pythons test-newest test-zero fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
+.PHONY: help setup demo reproduce reproduce-real test test-quick test-stack test-pythons test-newest test-zero fuzz quality format bench bench-counts bench-gpu docs-tables site clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -96,9 +96,6 @@ test-zero: setup $(ZERO)  ## LoRA and full fine-tuning under ZeRO on two process
 fuzz: setup  ## 200 000 bad inputs; 2 000 trainings and 2 000 templates against plain ones
 	FUZZ_CASES=200000 TRAINING_DRAWS=2000 TEMPLATE_DRAWS=2000 OMP_NUM_THREADS=1 \
 	  python -m pytest -q --timeout 0 tests/test_fuzz.py tests/test_fuzz_training.py tests/test_data_templates.py
-
-test-faults: setup  ## disk faults, kills, cut files, bad inputs, and how many of each
-	OMP_NUM_THREADS=1 python tests/faults.py
 
 quality: setup  ## format and lint check
 	ruff format --check .

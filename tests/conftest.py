@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections import Counter
 
 import offline  # noqa: F401  before the libraries that read it
 
@@ -23,22 +20,6 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 # Time limits of single examples fail on a busy machine; pytest-timeout guards whole tests.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
-
-
-#: What the tests of faults have done, for `make test-faults`.
-COUNTS: Counter[str] = Counter()
-
-
-def count(what: str, number: int = 1) -> None:
-    """One more "faults injected", "bad inputs tried", "runs killed and resumed", "differences"."""
-    COUNTS[what] += number
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add this process's counts to the file that `make test-faults` sums up."""
-    if COUNTS and "FAULT_COUNTS" in os.environ:
-        with open(os.environ["FAULT_COUNTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(COUNTS) + "\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -120,22 +120,3 @@ def run_mergekit(script: str, *arguments) -> None:
 def edit_json(path: Path, **changes) -> None:
     """Overwrite keys of a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def runs_and_data(root: Path, draws: dict[str, int]) -> None:
-    """``root`` with base, an adapter a name (LoRA draw by ``draws``) and a data folder."""
-    import shutil
-
-    from eval_model import TOKENIZER, made_up_rows, write_folder
-
-    tiny_model(root / "base", vocab_size=1536, max_position_embeddings=128)
-    for file in TOKENIZER.glob("tokenizer*"):
-        shutil.copy(file, root / "base" / file.name)
-    for number, (name, draw) in enumerate(draws.items(), 1):
-        tiny_adapter(root / name, root / "base", train_seed=number, init_seed=draw)
-    rows = {side: given[:8] for side, given in made_up_rows(4).items()}
-    texts = {
-        name: [f"{name} text number {number} of this test" for number in range(20)]
-        for name in ("member", "nonmember")
-    }
-    write_folder(root / "data", rows, texts, general=2)

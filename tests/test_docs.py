@@ -124,9 +124,12 @@ def test_what_made_a_figure_can_be_run():
 def test_a_module_that_a_page_runs_is_there():
     """Or its line names the commit that had it."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("research/**/*.md")]
+    pages.append(ROOT / "Makefile")
     lines = [(page, line) for page in pages for line in text(page).splitlines()]
     for page, line in lines:
-        for name in re.findall(r"python -m (research[\w.]*\w)\b(?! [^`]*\(of [0-9a-f]{7,8}\))", line):
+        for name in re.findall(
+            r"python -m (research[\w.]*\w)\b(?! [^`]*\(of [0-9a-f]{7,8}\))", line
+        ):
             place = ROOT / name.replace(".", "/")
             assert place.is_dir() or place.with_suffix(".py").is_file(), (page, name)
 

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import count
 
 from axolotl_unlearn import files
 from axolotl_unlearn.errors import UnlearnError
@@ -81,7 +80,6 @@ def test_a_fault_leaves_the_file_of_before(tmp_path, monkeypatch, writer, number
         fault = Fault(patch, place, number)
         with pytest.raises(UnlearnError, match="kept.json cannot be written") as told:
             WRITERS[writer](path)
-    count("faults injected")
     assert fault.hits and os.strerror(number) in str(told.value)
     assert path.read_text() == OLD
     assert [one.name for one in path.parent.iterdir()] == ["kept.json"]  # no draft is left
@@ -113,7 +111,6 @@ def test_a_kill_leaves_the_file_of_before_and_the_next_write_works(tmp_path, pla
     path.write_text(OLD)
     done = subprocess.run([sys.executable, "-c", KILLED, path, place, str(int(ends))])
     assert done.returncode == -ends
-    count("faults injected")
     assert path.read_text() == OLD
     files.write(path, NEW)
     assert path.read_text() == NEW

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from conftest import count
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +58,6 @@ def share(part: float):
 @contextlib.contextmanager
 def sentence_or_result():
     """One sentence without a text of a row, or nothing; anything else fails the test."""
-    count("bad inputs tried")
     try:
         yield
     except UnlearnError as error:
@@ -227,7 +225,6 @@ def test_configs(cfg, changes):
 def test_blocks(block):
     from axolotl_unlearn.config import parse_unlearn
 
-    count("bad inputs tried")
     with contextlib.suppress(UnlearnError):
         parse_unlearn(block)
 
@@ -259,7 +256,6 @@ def test_results_files(changes, place, cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         path.write_bytes(raw[: place % len(raw)] if cut else raw)
-        count("bad inputs tried")
         with contextlib.suppress(UnlearnError):
             load_results(path)
 
@@ -310,7 +306,6 @@ PRINTED = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_s
 def test_command_lines(command, words):
     from axolotl_unlearn.cli import unlearn
 
-    count("bad inputs tried")
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

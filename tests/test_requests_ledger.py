@@ -9,7 +9,6 @@ import os
 
 import kills
 import pytest
-from conftest import count
 from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -77,7 +76,6 @@ def test_any_single_change_of_a_file_is_found(four, tmp_path, data):
     ledger = put(tmp_path, four | {name: changed})
     if not keyed:
         (tmp_path / KEY).unlink()
-    count("faults injected")
     with pytest.raises(UnlearnError):
         ledger.entries()
     assert (tmp_path / name).read_bytes() == changed

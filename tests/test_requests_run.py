@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from conftest import count
 from fault_codes import fails
 from requests_folder import finished_request, write_json
 from test_requests_new import (
@@ -136,7 +135,6 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
         seen = kill_when(start(folder, "--way", "match"), title)
         assert title in seen[-1], "".join(seen)
         outputs += seen
-        count("runs killed and resumed")
         kept = [line for line in seen if "kept from an earlier run" in line]
         assert len(kept) >= number - 1  # what was done before is not done again
         assert not (folder / "model").exists() and not (folder / "record.json").exists()

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import count
 from fault_codes import fails
 from rich.console import Console
 
@@ -119,7 +118,6 @@ def test_a_command_ends_with_the_run_and_none_starts_beside_it(tmp_path, monkeyp
     monkeypatch.setattr(module, "LOCK_SECONDS", 20)
     run(tmp_path, print)  # waits until the command is gone
     assert not Path(f"/proc/{pid.read_text()}").exists() or _ended(int(pid.read_text()))
-    count("runs killed and resumed")
 
 
 def _ended(pid: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from axolotl.utils.dict import DictDefault
-from conftest import count, tiny_llama
+from conftest import tiny_llama
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -346,7 +346,6 @@ def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, mo
         patch.setattr(UnlearnTrainer, "training_step", dying)
         train(life, killed)
     resumed = train(life, killed | {"auto_resume_from_checkpoints": True})
-    count("runs killed and resumed")
     seen = [json.loads((out / "level.json").read_text()) for out in (whole, resumed)]
     assert seen[0] == seen[1] and len(seen[0]["watched"]) == 5
     weights = "adapter_model.safetensors" if rank else "model.safetensors"
