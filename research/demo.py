@@ -5,6 +5,7 @@ A command is done again only if its config, the demo's rows or what it stands on
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -55,8 +56,15 @@ def work(name: str, words: list[str]) -> None:
 
 
 def main() -> None:
-    if FORKS:
-        import_libraries()
+    if FORKS:  # what they say while they are imported is not of the demo
+        (OUT / "logs").mkdir(parents=True, exist_ok=True)
+        kept = os.dup(1), os.dup(2)
+        with (OUT / "logs/imports.log").open("w") as log:
+            for target in (1, 2):
+                os.dup2(log.fileno(), target)
+            import_libraries()
+        for target, end in enumerate(kept, 1):
+            os.dup2(end, target)
     *chain, report = [(name, words) for name, words in zip(STEPS, commands(), strict=False)]
     jobs = {name: (STEPS[name][0].split(), partial(work, name, words)) for name, words in chain}
     ended = in_parallel(jobs, 3, 60)

@@ -759,6 +759,7 @@ def test_the_door_refuses_an_entry_that_contradicts_itself():
         (lambda m: m["likelihood"]["member_id"].__setitem__(0, "m3"), "stands for two"),
         (lambda m: m["extraction"]["run"].__setitem__(0, 99), "longer than its text"),
         (lambda m: m["extraction"]["tokens"].pop(), "different lengths"),
+        (lambda m: m["extraction"].update(derived=[True] * 999), "is not asked"),
         (lambda m: m["membership"]["blind"]["zlib"].update(auc=0.6, low=0.55), "its own interval"),
         (lambda m: m["membership"]["blind"]["zlib"].update(low=0.55), "its own interval"),
     ):

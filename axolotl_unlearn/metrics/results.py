@@ -258,6 +258,11 @@ class Extraction(Texts):
     def _one_row_an_id(self) -> Extraction:
         if len(set(self.id)) < len(self.id):
             raise ValueError("the same id stands for two rows")
+        if any(
+            follows and asked is None
+            for follows, asked in zip(self.derived, self.exact, strict=False)
+        ):
+            raise ValueError("an answer follows from a question that is not asked")
         return self
 
 
