@@ -18,7 +18,7 @@ def start(script: Path, arguments: Sequence[str], log: Path, **environment: obje
     given = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     given |= {name: str(value) for name, value in environment.items()}
     words = [str(script), *arguments]
-    process = CONTEXT.Process(target=_run, args=(words, str(log), given), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(words, str(log), given))
     process.start()
     return process
 

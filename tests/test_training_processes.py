@@ -66,6 +66,8 @@ def ended(started: list, within: float = 600) -> list[int | str]:
                 waiting.remove(one)
                 if one.exitcode:  # the others wait for it
                     until = min(until, time.monotonic() + 10)
+    for one in waiting:
+        one.kill()
     return ["waits" if one in waiting else one.exitcode for one in started]
 
 
