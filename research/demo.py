@@ -46,11 +46,11 @@ def commands() -> list[list[str]]:
 def work(name: str, words: list[str]) -> None:
     after, makes = STEPS[name]
     runs = Runs(OUT, threads=2 if name in ALONE else 1, forks=FORKS)
-    there = [one for one in runs.done if (OUT / STEPS[one][1]).exists()]
-    if lacking := [one for one in after.split() if one not in there]:
+    done, before = runs.done, after.split()
+    if lacking := [n for n in before if n not in done or not (OUT / STEPS[n][1]).exists()]:
         raise SystemExit(f"{name} needs {', '.join(lacking)}")
     read = [*Path("examples/demo").glob("*.jsonl"), *(Path(w) for w in words if w.endswith(".yml"))]
-    facts = [runs.done[one]["key"] for one in after.split()], [*map(file_digest, sorted(read))]
+    facts = [done[one]["key"] for one in before], [*map(file_digest, sorted(read))]
     stale = OUT / "deletion" if name == "request" else None
     runs.command(name, words, facts, makes=OUT / makes, replaces=stale)
 
@@ -62,12 +62,17 @@ def main() -> None:
         with (OUT / "logs/imports.log").open("w") as log:
             for target in (1, 2):
                 os.dup2(log.fileno(), target)
-            import_libraries()
-        for target, end in enumerate(kept, 1):
-            os.dup2(end, target)
+            try:
+                import_libraries()
+            finally:
+                for target, end in enumerate(kept, 1):
+                    os.dup2(end, target)
     *chain, report = [(name, words) for name, words in zip(STEPS, commands(), strict=False)]
     jobs = {name: (STEPS[name][0].split(), partial(work, name, words)) for name, words in chain}
-    ended = in_parallel(jobs, 3, 60)
+    try:
+        ended = in_parallel(jobs, 3, 60)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; `make demo` goes on") from None
     raise SystemExit(subprocess.call(report[1]) if all(ended.values()) else 1)
 
 

@@ -56,6 +56,16 @@ def test_the_demo_is_the_commands_of_its_page(tmp_path):
         assert (tmp_path / "out/1").read_text() == "x\n" * times
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_fork_has_the_threads_that_it_is_given(tmp_path, threads):
+    """torch read the variable when it was imported, in the process before."""
+    script, said = tmp_path / "say.py", tmp_path / "said"
+    script.write_text(f"import torch; open({str(said)!r}, 'w').write(str(torch.get_num_threads()))")
+    runs = Runs(tmp_path / "study", threads=threads, forks=True)
+    runs.command("say", [sys.executable, script], makes=said)
+    assert said.read_text() == str(threads)
+
+
 def test_a_value_at_a_path():
     config = {"unlearn": {"forget": [{"beta": 1}]}, "datasets": [{}], "gone": 1}
     paths = {"unlearn.forget.0.beta": 2, "datasets.1": {"path": "x"}, "gone": None, "new.key": 3}
