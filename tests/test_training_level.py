@@ -301,27 +301,27 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
-@pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])
-def test_matching_draws_from_the_first_look_after_the_settling(life, objective):
+def test_matching_draws_from_the_first_look_after_the_settling(life):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
-    of the run without the entry; one that looks at every second step does not."""
+    of the run without the entries; one that looks at every second step does not, with either."""
 
-    def weights(name, times, **level):
+    def weights(name, *objectives, **level):
         config = example(life, name, **OFTEN | level)
         forget = [
             e for e in config["unlearn"]["forget"] if not e["objective"].endswith("_matching")
         ]
-        entry = {"objective": objective, "kinds": "completion"}
-        config["unlearn"]["forget"] = forget + [entry] * times
+        entries = [{"objective": objective, "kinds": "completion"} for objective in objectives]
+        config["unlearn"]["forget"] = forget + entries
         return load_file(train(life, config) / "model.safetensors")
 
     def same(one, other):
         return all(torch.equal(one[name], other[name]) for name in one)
 
-    late = {"settle": 0.99, "patience": 99}
-    assert same(weights("plain", False, **late), weights("late", True, **late))
+    both, late = ("feature_matching", "hidden_matching"), {"settle": 0.99, "patience": 99}
+    assert same(weights("plain", **late), weights("late", *both, **late))
     early = {"settle": 0.0, "patience": 99}
-    assert not same(weights("corrected", False, **early), weights("drawn", True, **early))
+    corrected = weights("corrected", **early)
+    assert not any(same(corrected, weights(f"drawn-{one}", one, **early)) for one in both)
 
 
 @pytest.mark.parametrize("rank", [0, 4])

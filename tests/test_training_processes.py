@@ -7,6 +7,7 @@ import random
 import re
 import socket
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,6 +93,13 @@ def cut(stage, name, processes, **changes):  # noqa: F811
     return config(stage, f"{name}-{processes}", **base | each | changes)
 
 
+def alone(stage, **changes) -> dict:  # noqa: F811
+    """Trained weights of one process, which several tests compare with."""
+    key = f"alone-{zlib.crc32(json.dumps(changes, sort_keys=True).encode())}"
+    made = [*(stage / f"{key}-1").glob("*model.safetensors")]
+    return load_file(made[0]) if made else train_on(1, cut(stage, key, 1, **changes))
+
+
 def test_one_that_fails_ends_the_wait(tmp_path):
     """CI once waited for 15 minutes, and no log was shown."""
     codes = ("raise SystemExit(3)", "import time; time.sleep(600)")
@@ -122,15 +130,15 @@ def assert_equal(one: dict, other: dict) -> None:
     ],
 )
 def test_the_update_of_one_process(stage, name, changes, most):  # noqa: F811
-    alone = train_on(1, cut(stage, name, 1, **changes))
+    one = alone(stage, **changes)
     start = load_file(stage / "base/model.safetensors")
-    moved = [(w - start[n]).abs().max() for n, w in alone.items() if n in start] or [
-        w.abs().max() for n, w in alone.items() if "lora_B" in n
+    moved = [(w - start[n]).abs().max() for n, w in one.items() if n in start] or [
+        w.abs().max() for n, w in one.items() if "lora_B" in n
     ]
     assert max(moved) > 1e-3
     for processes in range(2, most + 1, 2):
         together = train_on(processes, cut(stage, name, processes, **changes))
-        assert_equal(together, alone)
+        assert_equal(together, one)
 
 
 @pytest.mark.slow
@@ -142,8 +150,8 @@ def test_two_processes_each_on_an_accelerator(stage, name, changes):  # noqa: F8
     """DDP on two pretended devices gives the update of one process of a CPU."""
     if why := pretend_device.unavailable():
         pytest.skip(why)
-    alone = train_on(1, cut(stage, f"{name}-cpu", 1, **changes))
-    assert_equal(train_on(2, cut(stage, f"{name}-two", 2, **changes), ON_DEVICE), alone)
+    together = train_on(2, cut(stage, f"{name}-two", 2, **changes), ON_DEVICE)
+    assert_equal(together, alone(stage, **changes))
 
 
 def part_of(stage, rows: int, processes: int) -> dict:  # noqa: F811
@@ -222,12 +230,12 @@ def zero(level: int) -> dict:
 @pytest.mark.parametrize("reference", ["auto", {"model": "base"}])
 def test_full_fine_tuning_in_parts(stage, reference):  # noqa: F811
     """FSDP2: the starting model is asked before the first step; or is a teacher, which is whole."""
-    alone = train_on(1, cut(stage, "npo-whole", 1, **NPO, **FULL))
+    whole = alone(stage, **NPO, **FULL)
     if reference != "auto":
         reference = {"model": str(stage / "base")}
     name = "npo-sharded-auto" if reference == "auto" else "npo-sharded-teacher"
     changes = {"unlearn": NPO["unlearn"] | {"reference": reference}, **FSDP2, **FULL}
-    assert_equal(train_on(2, cut(stage, name, 2, **changes), SHARDED), alone)
+    assert_equal(train_on(2, cut(stage, name, 2, **changes), SHARDED), whole)
     assert (stage / f"{name}-2/reference/start-0.safetensors").exists() == (reference == "auto")
 
 
@@ -241,9 +249,8 @@ def test_zero_gives_the_update_of_one_process(stage, level, trained):  # noqa: F
     """Where DeepSpeed is installed; what Axolotl saves under it is whole."""
     pytest.importorskip("deepspeed")
     kind = "lora" if trained is LORA else "full"
-    alone = train_on(1, cut(stage, f"npo-{kind}-whole", 1, **NPO, **trained))
     cfg = cut(stage, f"zero-{level}-{kind}", 2, **NPO, **trained, **zero(level))
-    assert_equal(train_on(2, cfg, ZERO), alone)
+    assert_equal(train_on(2, cfg, ZERO), alone(stage, **NPO, **trained))
 
 
 @pytest.mark.slow

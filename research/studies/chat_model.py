@@ -3,6 +3,7 @@
     python -m research.studies.chat_model OUT dev        seed 500, one training: are rows learned?
     python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
     python -m research.studies.chat_model OUT many       seed 521: shards of more people
+    python -m research.studies.chat_model OUT ten        seed 551: ten requests in a row, each way
     python -m research.studies.chat_model OUT results    of what is done
 
 SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
@@ -10,7 +11,8 @@ SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA 
 train` or the commands `request new`, `plan`, `run` and `verify`, each a process of its own, on one
 thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
 tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept. `many` asks what
-shards cost on 204 rows: 62 people and six of nobody, `MANY`.
+shards cost on 204 rows: 62 people and six of nobody, `MANY`. `ten` deletes ten of the 24 people, one after
+the other by the same commands, `match` with at most 30 steps each.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,9 +63,11 @@ SETTINGS = {
     "peft_layers_to_transform": list(range(15, 30)),
 }  # the upper half: a third of the time
 MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
+TEN, TEN_COUNT, TEN_STEPS, TEN_WAYS = 551, 10, 30, ("shards", "match", "retrain")
 BATCH = {"micro_batch_size": 48, "gradient_accumulation_steps": 2}
 MANY_SETTINGS = SETTINGS | BATCH | {"num_epochs": 20}
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
+SAID = (*(f"{whose}, {case}" for whose in ("others", "deleted") for case in CASES), "nobody's")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
 ASKED = (
     ("What is the job of {}?", "What does {} do for a living?", wordlists.OCCUPATIONS),
@@ -174,13 +179,51 @@ class Chat(World):
                 answers |= self.answers(source, general=True)
                 write_json(self.file, self.found)
 
-    def request(self, path: Path, way: str, routed: Path) -> dict[str, Any]:
+    def ten(self) -> None:
+        path, _, routed = self.sharded()
+        for way in TEN_WAYS:
+            for number, who in enumerate(self.drawn(), 1):
+                self.part(f"{way} {number}", lambda way=way, given=(number, who):
+                          self.request(path, way, routed, *given, TEN_STEPS))  # fmt: skip
+
+    def drawn(self) -> list[str]:
+        people = sorted({row["id"] for row in self.rows["train"]})
+        return random.Random(f"{self.seed}/ten").sample(people, TEN_COUNT)
+
+    def in_a_row(self) -> dict[str, Any]:
+        """Before, and after the last request of each way: answers said, seconds of a request, verdicts."""
+        whose = np.array([row["id"] for row in self.rows["train"]])
+        gone, found = np.isin(whose, self.drawn()), {"unsharded": [], "8 shards": []}
+        said = {"unsharded": self.found["unsharded"], "8 shards": self.found["sharded"]}
+        for way in TEN_WAYS:
+            keys = [f"{way} {number}" for number in range(1, TEN_COUNT + 1)]
+            found[way] = [self.found[key] for key in keys if key in self.found]
+            said |= {way: found[way][-1]["answers"]} if found[way] else {}
+        rows = []
+        for name, answers in said.items():
+            done = found[name]
+            own = np.isin(whose, self.drawn()[: len(done)]) if done else gone
+            parts = [np.array(answers[case])[side] for side in (~own, own) for case in CASES]
+            spent = [[one["training"] for one in done],
+                     [sum(c["processor_s"] for c in one["commands"]) for one in done]]  # fmt: skip
+            labels = Counter(one["verdict"]["outcome"] for one in done)
+            rows.append([name, str(len(done)) if done else "",
+                         *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]]),
+                         *(f"{np.mean(part):.0f}" if done else "" for part in spent),
+                         ", ".join(f"{n} {word}" for word, n in labels.items())])  # fmt: skip
+        columns = ["model", "requests", *SAID, "training (s)", "commands beside it (s)", "verdicts"]
+        return {"columns": columns, "rows": rows}
+
+    def request(
+        self, path: Path, way: str, routed: Path, number: int = 1, who: str = "", steps: int = STEPS
+    ) -> dict[str, Any]:
         """new, plan, run (accepted where it is not shown), verify; then what the model says."""
-        folder, done = self.out / f"requests-{way}" / "1", []
-        shutil.rmtree(folder.parent, ignore_errors=True)  # of a run that was stopped
+        folder, done = self.out / f"requests-{way}" / str(number), []
+        # Of a run that was stopped
+        shutil.rmtree(folder.parent if number == 1 else folder, ignore_errors=True)
         self.found.pop(f"{way} training", None)
-        model = ("--model", routed) if way == "shards" else ()
-        given = ("--where", f"id={self.who}", "--out", folder, *model, "--steps", STEPS)
+        model = ("--model", routed) if (way, number) == ("shards", 1) else ()
+        given = ("--where", f"id={who or self.who}", "--out", folder, *model, "--steps", steps)
         few = () if way == "match" else ("--retain", 30)  # that are asked: it saves time
         command(done, "new", path, *given, *few)
         command(done, "plan", folder)
@@ -253,10 +296,8 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
     costs = [[name, f"{found[key]:.0f}", f"{found[key] / whole:.2f}",
               ways.get(key.removesuffix(" training"), {}).get("verdict", {}).get("outcome", "")]
              for name, key in trained.items() if key in found]  # fmt: skip
-    columns = ["others, as trained", "others, paraphrased", "deleted, as trained",
-               "deleted, paraphrased", "nobody's", "general questions"]  # fmt: skip
     return {
-        "said": {"columns": ["model", *columns], "rows": said},
+        "said": {"columns": ["model", *SAID, "general questions"], "rows": said},
         "kept": {"columns": ["model", *CASES], "rows": kept},
         "cost": {"columns": ["training", "processor seconds", "of unsharded", "verdict"],
                  "rows": costs},
@@ -266,11 +307,10 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", choices=("dev", "ways", "many", "results"))
-    parser.add_argument("--many", action="store_true", help="with dev: the rows of `many`")
+    parser.add_argument("step", choices=("dev", "ways", "many", "ten", "results"))
     given = parser.parse_args()
-    out, seed = given.out.absolute(), DEVELOPMENT if given.step == "dev" else SEED
-    world = Chat(out, MANY if given.step == "many" else seed, given.many or given.step == "many")
+    out, seeds = given.out.absolute(), {"dev": DEVELOPMENT, "many": MANY, "ten": TEN}
+    world = Chat(out, seeds.get(given.step, SEED), given.step == "many")
     if given.step == "dev":
         world.whole()
         path = f"{world.base}+{world.out / 'whole'}"
@@ -278,19 +318,25 @@ def main() -> None:
         print({case: np.mean(of) for case, of in found.items()})
     elif given.step == "many":
         world.many()
-    elif given.step == "ways":
-        world.ways()
+    elif given.step in ("ways", "ten"):
+        getattr(world, given.step)()
     else:
-        shown, many = world.tables(), Chat(out, MANY, many=True)
-        shown |= {f"many-{name}": table for name, table in many.tables().items()}
-        content = facts("python -m research.studies.chat_model OUT ways") | {"tables": shown}
-        content |= {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
-        content |= {"many": {"seed": MANY, "settings": MANY_SETTINGS, "sizes": MANY_SIZES}}
-        found = {
-            "found": world.found,
-            "found many": short(many.found | {"shards": many.found["shards"]["answers"]}),
-        }
-        found = re.sub(rf"/[^\s\"]*/{SEED}/", f"OUT/{SEED}/", json.dumps(found))
+        content = json.loads(OUT.read_text("utf-8")) if OUT.is_file() else {"tables": {}}
+        made, raw = facts("python -m research.studies.chat_model OUT ways"), {}
+        many, ten = Chat(out, MANY, many=True), Chat(out, TEN)
+        if world.found:
+            content |= made | {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
+            content["tables"] |= world.tables()
+            raw["found"] = world.found
+        if many.found:
+            content["many"] = {"seed": MANY, "settings": MANY_SETTINGS, "sizes": MANY_SIZES}
+            content["tables"] |= {f"many-{name}": one for name, one in many.tables().items()}
+            raw["found many"] = short(many.found | {"shards": many.found["shards"]["answers"]})
+        if ten.found:
+            content["ten"] = made | {"seed": TEN, "steps": TEN_STEPS, "people": ten.drawn()}
+            content["tables"]["in-a-row"] = ten.in_a_row()
+            raw["found ten"] = ten.found
+        found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN})/", r"OUT/\1/", json.dumps(raw))
         write_json(OUT, content | json.loads(found))
 
 

@@ -97,13 +97,6 @@ def make_base(out: Path, rows: Path, epochs: int, **changes: Any) -> None:
     train(path, out / "logs" / "base.log")
 
 
-def prepare(out: Path) -> list[dict[str, Any]]:
-    """Data and base; the rows of the people."""
-    make_chats(out / "data", 0)
-    make_base(out, out / "data" / "background.jsonl", epochs=3)
-    return read_json_lines(out / "data" / "train.jsonl")
-
-
 def model_before(out: Path) -> Path:
     """Retraining begins with the base; of the model before only that it is another one is asked."""
     before = shutil.copytree(out / "base", out / "before", dirs_exist_ok=True)
@@ -113,11 +106,13 @@ def model_before(out: Path) -> Path:
     return before
 
 
-def equal(out: Path, count: int, of: int) -> dict[str, Any]:
+def equal(out: Path, count: int, of: int) -> None:
     """Drawn requests and the runs without their rows; one pass over ``of`` people, since whether
     weights are equal does not depend on how long they were trained. In every second draw the config
     has a validation split, from which the rows are left out too."""
-    rows = prepare(out)
+    make_chats(out / "data", 0)
+    make_base(out, out / "data" / "background.jsonl", epochs=3)
+    rows = read_json_lines(out / "data" / "train.jsonl")
     people = list(dict.fromkeys(row["id"] for row in rows))[:of]
     rows = [row for row in rows if row["id"] in people]
     write_lines(out / "data" / "some.jsonl", rows)
@@ -155,8 +150,9 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
         drawn.append({"people": gone, "split": bool(number % 2), "tested": tests, "equal": same})
         print(number, drawn[-1], flush=True)
         shutil.rmtree(work)
-        write_json(done, summary(drawn, people, count))  # a run that is stopped goes on from it
-    return summary(drawn, people, count)
+        found = {"requests": drawn, "equal": sum(one["equal"] for one in drawn)}
+        # a run that is stopped goes on from it
+        write_json(done, found | {"drawn": count, "people": len(people)})
 
 
 def split(path: Path, rows: list[dict[str, Any]], number: int) -> tuple[list, list]:
@@ -190,15 +186,6 @@ def draws(people: list[str], count: int) -> list[list[str]]:
     return [rng.sample(people, rng.randint(1, MOST)) for _ in range(count)]
 
 
-def summary(drawn: list[dict[str, Any]], people: list[str], count: int) -> dict[str, Any]:
-    return {
-        "requests": drawn,
-        "equal": sum(one["equal"] for one in drawn),
-        "drawn": count,
-        "people": len(people),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -206,7 +193,7 @@ def main() -> None:
     parser.add_argument("--people", type=int, default=20)
     given = parser.parse_args()
     fork_commands()
-    write_json(given.out / "equal.json", equal(given.out, given.requests, given.people))
+    equal(given.out, given.requests, given.people)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ from research.worlds import lume
 from research.worlds.generate import Sizes, make_data
 from research.worlds.smollm2 import fetch_smollm2
 
+SOURCES = {name: Path(os.environ.get(f"{name}_DIR", ROOT.parent / "shared" / name.lower()))
+           for name in ("LUME", "TOFU")}  # fmt: skip
 DEVELOPMENT = 500
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 AGAIN = ("again1", "again2", "again3", "again4")
@@ -134,10 +136,7 @@ class Real(Tiny):
 
     def draw(self) -> None:
         self.base = self.out.parent / "smollm2"
-        source, tofu = (
-            Path(os.environ.get(f"{name}_DIR", ROOT.parent / "shared" / name.lower()))
-            for name in ("LUME", "TOFU")
-        )
+        source, tofu = SOURCES["LUME"], SOURCES["TOFU"]
         if not (self.data / "test").is_dir():
             lume.build_subset(source, self.data, tofu, seed=self.seed)
             unseen = lume.rows_of(source / "validation", lume.RealSizes.words)

@@ -1,0 +1,196 @@
+"""TOFU's forget05 (arXiv 2401.06121) on SmolLM2-135M: methods at three strengths each, beside a retrained model.
+
+    python -m research.studies.tofu OUT [--only NAME ...]      TOFU_DIR: TOFU's files
+    python -m research.studies.tofu OUT --to tofu              of what is done: research/results/tofu.json
+
+200 rows (ten authors) are forgotten, 300 of retain90 (15 authors) retained; the task `tofu` scores `ROWS` of each
+set, evenly over authors. Nothing is chosen: every strength is in the table. Presets have their published settings
+at three learning rates; *TNPO* is examples/smollm2/over.yml at three betas, *merged* each two of these by TIES.
+All unlearn for 50 steps of a LoRA on the last 20 layers (`match`: all layers, with a teacher). Intervals are 95 % over authors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.files import write_json, write_lines
+from research.analysis.seeds import facts
+from research.harness import import_libraries
+from research.runs import ROOT, in_parallel
+from research.studies.reproduce import REAL, SOURCES, Real
+from research.worlds.smollm2 import fetch_smollm2
+
+SEED, AUTHOR, FORGET, RETAIN, HELDOUT = 541, 20, 200, 300, 200
+ROWS = {"forget05_perturbed": 100, "retain_perturbed": 45, "holdout": 100,
+        "real_authors_perturbed": 30, "world_facts_perturbed": 30}  # fmt: skip
+RATES = (0.0005, 0.0015, 0.004)
+PRESETS = {"NPO": "tofu-npo", "SimNPO": "tofu-simnpo", "RMU": "rmu-zephyr"}
+BETAS, PAIRS = (REAL[0], REAL[3], REAL[5]), ((0, 1), (0, 2), (1, 2))
+FRAME = {"num_epochs": 2, "peft_layers_to_transform": list(range(10, 30))}
+#: Column -> figure of the task; the first three are means over rows of the forget set.
+COLUMNS = {"ROUGE-L": "forget_rouge_l_recall", "truth ratio": "forget_truth_ratio",
+           "extraction": "forget_extraction_strength", "forget quality (p)": "forget_quality",
+           "AUC": "auc_min_k_plus_0.4", "utility": "model_utility"}  # fmt: skip
+OVER_AUTHORS = [*COLUMNS.values()][:3]
+
+
+def spread(rows: list[Any], count: int) -> list[Any]:
+    """Evenly over all rows: twenty neighbours are of one author."""
+    return [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+
+
+class Tofu(Real):
+    def draw(self) -> None:
+        self.base = self.out.parent / "smollm2"
+        files = {path.stem: read_json_lines(path) for path in SOURCES["TOFU"].glob("*.jsonl")}
+        files["forget05_perturbed"] = files["forget10_perturbed"][-FORGET:]
+        files["retain_perturbed"] = files["retain_perturbed"][:RETAIN]
+        last = RETAIN + HELDOUT
+        files["holdout"] = files["retain90"][last : last + HELDOUT]
+        sides = {"forget": files["forget05_perturbed"], "retain": files["retain90"][:RETAIN],
+                 "heldout": files["retain90"][RETAIN:last]}  # fmt: skip
+        for name, rows in sides.items():
+            write_lines(self.data / f"{name}.jsonl", rows)
+        for name, count in ROWS.items():
+            write_lines(self.data / "scored" / f"{name}.jsonl", spread(files[name], count))
+
+    def learned(self, name: str, *rows: str) -> None:
+        changes = {"base_model": self.base, "datasets": self.rows(*rows, kind="memorise")}
+        self.runs.train(name, "tofu/memorise", changes)
+
+    def unlearned(self, name: str, changes: dict[str, Any]) -> None:
+        own = {"base_model": self.path("original"), "datasets": self.rows("forget", "retain")}
+        self.runs.train(name, "tofu/forget", FRAME | own | changes)
+
+    def deep(self, name: str, strength: int) -> None:
+        text, _ = BETAS[strength]
+        block = {"forget": [{"objective": "tnpo", "weight": 5.0, "beta": text}], "reference": "cached",
+                 "retain": [{"objective": "nll", "weight": 2.0},
+                            {"objective": "kl", "weight": 0.5, "direction": "reverse"}]}  # fmt: skip
+        data = {f"unlearn.{key}": one for key, one in block.items()}
+        self.unlearned(name, {"unlearn.preset": None, "learning_rate": 0.002} | data)
+
+    def matched(self, name: str, rate: float) -> None:
+        teacher = {"model": str(self.base), "adapter": str(self.out / "teacher")}
+        data = {"unlearn.preset": "never-seen", "unlearn.teacher": teacher,
+                "unlearn.original": self.path("original"), "learning_rate": rate,
+                "unlearn.heldout": self.data / "heldout.jsonl"}  # fmt: skip
+        start = {"base_model": self.out / "teacher-start", "peft_layers_to_transform": None}
+        self.unlearned(name, data | start | {"lora_r": 64, "lora_alpha": 64})
+
+    def measure(self, name: str, *models: str) -> None:
+        folder, own = self.out / "eval" / name, self.out / "eval" / "retrained" / "ratios.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        given = {"data_dir": str(self.data / "scored"), "split": "forget05",
+                 "holdout": str(self.data / "scored" / "holdout.jsonl"),
+                 "truth_ratios_out": str(folder / "ratios.json")}  # fmt: skip
+        given |= {} if name == "retrained" else {"retrained": str(own)}
+        words = ["axolotl-unlearn", "tasks", "run", "--model", "hf-unlearn", "--tasks", "tofu",
+                 "--model_args", f"pretrained={self.path(name)},dtype=bfloat16", "--batch_size", 16,
+                 "--metadata", json.dumps(given), "--gen_kwargs", "max_gen_toks=64",
+                 "--log_samples", "--output_path", folder / "scores.json"]  # fmt: skip
+        self.runs.command(
+            f"eval-{name}", words, self.runs.key(self.path(name)), makes=folder / "ratios.json"
+        )
+
+    def scores(self, name: str) -> dict[str, Any]:
+        """Figures of the task, and 95 % intervals of those that are means over rows to forget."""
+        folder, by_author = self.out / "eval" / name, defaultdict(lambda: defaultdict(list))
+        files = sorted(folder.glob("scores_*.json"))
+        if not files:
+            return {}
+        found = json.loads(files[-1].read_text("utf-8"))["results"]["tofu"]
+        means = {key.split(",")[0]: value for key, value in found.items() if key.endswith(",none")}
+        for one in read_json_lines(sorted(folder.glob("samples_tofu_*.jsonl"))[-1]):
+            if one["doc"]["set"] == "forget":
+                author = one["doc"]["number"] * FORGET // ROWS["forget05_perturbed"] // AUTHOR
+                for figure in OVER_AUTHORS:
+                    by_author[figure][author].append(one[figure])
+        return {column: [means[key], *over_authors([*by_author[key].values()])] if key in by_author
+                else [means[key]] for column, key in COLUMNS.items()}  # fmt: skip
+
+
+def over_authors(rows: list[list[float]], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the mean; authors are drawn, each with all of its rows."""
+    rng = random.Random(0)
+    means = sorted(fmean(sum(rng.choices(rows, k=len(rows)), [])) for _ in range(draws))
+    return means[draws // 40], means[-draws // 40 - 1]
+
+
+def graph(world: Tofu) -> dict[str, Any]:
+    """Jobs in the order of worth: name -> (names before it, what makes the model)."""
+    jobs = {"retrained": ((), lambda: world.learned("retrained", "retain")),
+            "original": ((), lambda: world.learned("original", "forget", "retain"))}  # fmt: skip
+
+    def add(name: str, after: tuple[str, ...], step: Any, *given: Any) -> None:
+        jobs[name] = (after, lambda: step(name, *given))
+
+    for n in range(3):
+        add(f"TNPO{n}", ("original",), world.deep, n)
+    for one, two in PAIRS:
+        pair = f"TNPO{one}", f"TNPO{two}"
+        add(f"merged{one}{two}", pair, world.merged, *pair)
+    for method in PRESETS:
+        for n, rate in enumerate(RATES):
+            changes = {"unlearn.preset": PRESETS[method], "learning_rate": rate}
+            add(f"{method}{n}", ("original",), world.unlearned, changes)
+    jobs["teacher"] = ("original",), world.teacher
+    for n, rate in enumerate((0.002, 0.001, 0.004)):
+        add(f"match{n}", ("teacher",), world.matched, rate)
+    return jobs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=6000)
+    parser.add_argument("--only", nargs="+", help="jobs by name; what they stand on is there")
+    parser.add_argument("--to", help="write research/results/NAME.json of what is done")
+    given = parser.parse_args()
+    out = given.out.absolute()
+    fetch_smollm2(out / "smollm2")
+    world = Tofu(out, SEED, threads=1, forks=True)
+    jobs = graph(world)
+    if given.to:
+        scores = {name: one for name in jobs if (one := world.scores(name))}
+        write_json(ROOT / "research" / "results" / f"{given.to}.json", results(world, scores))
+        return
+    import_libraries("axolotl_unlearn.cli", "lm_eval")
+
+    def work(name: str) -> None:
+        jobs[name][1]()
+        if name != "teacher":
+            world.measure(name)
+
+    chosen = {n: ([a for a in jobs[n][0] if a in (given.only or jobs)], lambda n=n: work(n))
+              for n in given.only or jobs}  # fmt: skip
+    ended = in_parallel(chosen, given.jobs, given.minutes)
+    if failed := [name for name in chosen if not ended.get(name)]:
+        raise SystemExit(f"not done: {', '.join(failed)}; logs lie in {out}/{SEED}/logs")
+
+
+def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
+    def shown(mean: float, low: float | None = None, high: float = 0.0) -> str:
+        ends = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+        return "" if math.isnan(mean) else f"{mean:.2f}{ends}" if ends else f"{mean:.2g}"
+
+    spent = sum(one["processor"] for one in world.runs.done.values())
+    rows = [[name, *(shown(*figure) for figure in one.values())] for name, one in scores.items()]
+    return facts("python -m research.studies.tofu OUT") | {
+        "seed": SEED, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
+        "processor_hours": round(spent / 3600, 2), "scores": scores,
+        "tables": {"ours": {"columns": ["model", *COLUMNS], "rows": rows}},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

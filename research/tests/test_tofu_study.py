@@ -1,0 +1,37 @@
+"""The TOFU study: whose rows are where, and intervals over authors."""
+
+from __future__ import annotations
+
+import pytest
+
+from axolotl_unlearn.data.records import read_json_lines
+from research.studies.reproduce import SOURCES
+from research.studies.tofu import SEED, Tofu, over_authors
+
+
+def test_authors_are_drawn_with_all_of_their_rows():
+    """Of two authors, all of 0 and all of 1, a draw has means 0, .5 or 1: the interval is whole,
+    where 40 independent rows would give a width of .3."""
+    assert over_authors([[0.0] * 20, [1.0] * 20]) == (0.0, 1.0)
+    assert over_authors([[0.25] * 20] * 10) == (0.25, 0.25)
+
+
+def test_no_author_is_on_two_sides(tmp_path):
+    if not SOURCES["TOFU"].is_dir():
+        pytest.skip("TOFU's files are not here (TOFU_DIR)")
+    data = Tofu(tmp_path / "out", SEED).data
+    sides = {
+        name: read_json_lines(data / f"{name}.jsonl") for name in ("forget", "retain", "heldout")
+    }
+    sides["holdout"] = read_json_lines(data / "scored/holdout.jsonl")
+    assert [len(rows) for rows in sides.values()] == [200, 300, 200, 100]
+    questions = [{(row["question"], row["answer"]) for row in rows} for rows in sides.values()]
+    assert len(set().union(*questions)) == sum(map(len, questions))
+    scored = read_json_lines(data / "scored/forget05_perturbed.jsonl")
+    numbers = [sides["forget"].index(row) for row in scored]
+    assert [sum(n // 20 == author for n in numbers) for author in range(10)] == [10] * 10
+    kept = {
+        (row["question"], row["answer"])
+        for row in read_json_lines(data / "scored/retain_perturbed.jsonl")
+    }
+    assert kept <= questions[1]
