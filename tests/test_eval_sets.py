@@ -138,6 +138,22 @@ def test_a_row_or_a_text_of_both_sides(folder):
     assert len(load_sets(folder, parts=("mmlu",)).utility) == 8
 
 
+def test_an_answer_is_a_text_of_both_sides_only_after_the_same_prompt(folder):
+    """Short answers come again: the second of ten requests in a row ended after its training."""
+
+    def answers(side, who):
+        return [{"id": f"{side}{i}", "prompt": f"Q: what is {name}? A: ", "document": "a linguist"}
+                for i, name in enumerate(who)]  # fmt: skip
+
+    rewrite(folder, "member", answers("member", "abcdefgh"))
+    rewrite(folder, "nonmember", answers("nonmember", "ijklmnop"))
+    assert len(load_sets(folder, min_members=8).nonmember) == 8
+    rewrite(folder, "nonmember", answers("nonmember", "ijklmnoa"))
+    with fails("eval.both-sides") as caught:
+        load_sets(folder, min_members=8)
+    assert "1 texts" in str(caught.value) and "'nonmember7'" in str(caught.value)
+
+
 def test_without_tasks_all_rows_are_task_1(folder):
     for side in ("forget", "retain"):
         rewrite(folder, side, [{**row, "task": ""} for row in rows_of(folder, side)])

@@ -20,7 +20,9 @@ from requests_folder import (
     write_lines,
 )
 
-from axolotl_unlearn.requests.audit import _line, audit_requests
+from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.requests.audit import _line, _together, audit_requests
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.request import Ledger
 
@@ -45,6 +47,21 @@ def rows_of(names: list[str]) -> list[dict]:
         for name in names
         for row, kind in zip(story(name), ("completion", "question"), strict=True)
     ]
+
+
+def test_heldout_answers_are_one_only_after_the_same_prompt(tmp_path):
+    """Of two requests: a deleted row is none of them, and a row of both counts once."""
+
+    def sets(deleted: str, *heldout: str) -> EvaluationSets:
+        member, nonmember = (
+            [(who, Answer("a linguist", f"What is {who}?")) for who in side]
+            for side in (deleted, heldout)
+        )
+        return EvaluationSets(tmp_path, [], [], member, nonmember)
+
+    found = _together({"r1": sets("a", "c", "d"), "r2": sets("d", "a", "c", "e")}, tmp_path)
+    assert [name for name, _ in found.nonmember] == ["r1/c", "r2/e"]
+    assert [text.prompt for _, text in found.nonmember] == ["What is c?", "What is e?"]
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,11 @@ class Answer(str):
         return str(self), self.prompt, self.author
 
 
+def with_prompt(text: str) -> str:
+    """A document after its prompt: equal answers to two questions are two documents."""
+    return getattr(text, "prompt", "") + text
+
+
 def author_of(text: str) -> str:
     """The author of a document of `read_documents`; "" where its row names none."""
     return getattr(text, "author", "")

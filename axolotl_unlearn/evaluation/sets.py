@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from axolotl_unlearn.config import FieldArgs
 from axolotl_unlearn.data import records as reading
-from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.data.documents import read_documents, with_prompt
 from axolotl_unlearn.data.records import SUFFIXES, Record, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
@@ -179,8 +179,9 @@ def load_sets(
             raise UnlearnError(says, code="data.both-sides")
     if "mia" in parts:
         sides |= {s: _documents(folder, s, min_members, join) for s in ("member", "nonmember")}
-        texts = {text: name for name, text in sides["member"]}
-        if twins := [(texts[x], name) for name, x in sides["nonmember"] if x in texts]:
+        texts = {with_prompt(text): name for name, text in sides["member"]}
+        others = [(with_prompt(text), name) for name, text in sides["nonmember"]]
+        if twins := [(texts[x], name) for x, name in others if x in texts]:
             first, second = twins[0]
             raise UnlearnError(
                 f"{folder}: {len(twins)} texts are both member and non-member (first: {first!r} "

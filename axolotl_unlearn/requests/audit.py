@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.data.documents import read_documents, with_prompt
 from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
@@ -255,13 +255,13 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
         for row in sets.forget
     ]
     member = [(f"{name}/{i}", text) for name, sets in parts.items() for i, text in sets.member]
-    deleted = {normal_form(text) for _, text in member}
-    heldout: dict[str, str] = {}
+    deleted = {normal_form(with_prompt(text)) for _, text in member}
+    heldout: dict[str, tuple[str, str]] = {}
     for name, sets in parts.items():
         for i, text in sets.nonmember:
-            if normal_form(text) not in deleted:
-                heldout.setdefault(text, f"{name}/{i}")
-    nonmember = [(i, text) for text, i in heldout.items()]
+            if normal_form(with_prompt(text)) not in deleted:
+                heldout.setdefault(with_prompt(text), (f"{name}/{i}", text))
+    nonmember = [*heldout.values()]
     return EvaluationSets(folder, forget, [], member if nonmember else [], nonmember)
 
 

@@ -199,20 +199,22 @@ class Chat(World):
             keys = [f"{way} {number}" for number in range(1, TEN_COUNT + 1)]
             found[way] = [self.found[key] for key in keys if key in self.found]
             said |= {way: found[way][-1]["answers"]} if found[way] else {}
-        rows = []
+        rows, costs = [], []
         for name, answers in said.items():
             done = found[name]
             own = np.isin(whose, self.drawn()[: len(done)]) if done else gone
             parts = [np.array(answers[case])[side] for side in (~own, own) for case in CASES]
-            spent = [[one["training"] for one in done],
-                     [sum(c["processor_s"] for c in one["commands"]) for one in done]]  # fmt: skip
-            labels = Counter(one["verdict"]["outcome"] for one in done)
-            rows.append([name, str(len(done)) if done else "",
-                         *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]]),
-                         *(f"{np.mean(part):.0f}" if done else "" for part in spent),
-                         ", ".join(f"{n} {word}" for word, n in labels.items())])  # fmt: skip
-        columns = ["model", "requests", *SAID, "training (s)", "commands beside it (s)", "verdicts"]
-        return {"columns": columns, "rows": rows}
+            rows.append([name, *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]])])
+            if done:
+                spent = [[one["training"] for one in done],
+                         [sum(c["processor_s"] for c in one["commands"]) for one in done]]  # fmt: skip
+                labels = Counter(one["verdict"]["outcome"] for one in done)
+                shown = [f"{np.mean(of):.0f} ({min(of):.0f} to {max(of):.0f})" for of in spent]
+                shown += [", ".join(f"{n} {word}" for word, n in labels.items())]
+                costs.append([name, str(len(done)), *shown])
+        columns = ["way", "requests", "training (s)", "its commands beside (s)", "verdicts"]
+        return {"ten-said": {"columns": ["model", *SAID], "rows": rows},
+                "ten-cost": {"columns": columns, "rows": costs}}  # fmt: skip
 
     def request(
         self, path: Path, way: str, routed: Path, number: int = 1, who: str = "", steps: int = STEPS
@@ -334,7 +336,7 @@ def main() -> None:
             raw["found many"] = short(many.found | {"shards": many.found["shards"]["answers"]})
         if ten.found:
             content["ten"] = made | {"seed": TEN, "steps": TEN_STEPS, "people": ten.drawn()}
-            content["tables"]["in-a-row"] = ten.in_a_row()
+            content["tables"] |= ten.in_a_row()
             raw["found ten"] = ten.found
         found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN})/", r"OUT/\1/", json.dumps(raw))
         write_json(OUT, content | json.loads(found))
