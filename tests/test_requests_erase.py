@@ -444,7 +444,11 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     assert not (first / "model").exists() and (second / "model").exists()
     assert "model: gone since request '2026-002' came after it" in verify(first).says
     plan(first)  # what is left of it can still be erased
-    assert "current model: requests/2026-002/model" in said("list").output
+    listed = said("list").output
+    assert "current model: requests/2026-002/model" in listed
+    own = next(line for line in listed.splitlines() if line.startswith("2026-001"))
+    assert "files removed for a later request" in own
+    assert "erasing" not in own, "which says that an erasure of its own did not end"
 
 
 @pytest.mark.parametrize("other", ["a new run", "an open request", "elsewhere"])

@@ -259,6 +259,8 @@ def list_(requests_dir: Path):
     for entry in ledger.entries():
         carried = "handed over" if entry.get("good") else "accepted"  # whatever the verdict was
         own = {"tried": entry.get("outcome") or "tried", "accepted": carried}
+        if "begun" not in entry:
+            own["erasing"] = "files removed for a later request"
         state = own.get(entry["event"], entry["event"])
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
