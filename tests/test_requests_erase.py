@@ -447,7 +447,7 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     listed = said("list").output
     assert "current model: requests/2026-002/model" in listed
     own = next(line for line in listed.splitlines() if line.startswith("2026-001"))
-    assert "files removed for a later request" in own
+    assert "files removed for another request" in own
     assert "erasing" not in own, "which says that an erasure of its own did not end"
 
 

@@ -260,7 +260,7 @@ def list_(requests_dir: Path):
         carried = "handed over" if entry.get("good") else "accepted"  # whatever the verdict was
         own = {"tried": entry.get("outcome") or "tried", "accepted": carried}
         if "begun" not in entry:
-            own["erasing"] = "files removed for a later request"
+            own["erasing"] = "files removed for another request"
         state = own.get(entry["event"], entry["event"])
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
