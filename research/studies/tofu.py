@@ -1,7 +1,7 @@
 """TOFU's forget05 (arXiv 2401.06121) on SmolLM2-135M: methods at three strengths each, beside a retrained model.
 
     python -m research.studies.tofu OUT [--only NAME ...]      TOFU_DIR: TOFU's files
-    python -m research.studies.tofu OUT --to tofu              of what is done: research/results/tofu.json
+    python -m research.studies.tofu OUT --to tofu-forget05     of what is done: research/results
 
 200 rows (ten authors) are forgotten, 300 of retain90 (15 authors) retained; the task `tofu` scores `ROWS` of each
 set, evenly over authors. Nothing is chosen: every strength is in the table. Presets have their published settings
