@@ -141,6 +141,8 @@ def graph(world: Tofu) -> dict[str, Any]:
     for method in PRESETS:
         for n, rate in enumerate(RATES):
             changes = {"unlearn.preset": PRESETS[method], "learning_rate": rate}
+            if method == "RMU":  # whose layer is the seventh
+                changes["peft_layers_to_transform"] = list(range(5, 30))
             add(f"{method}{n}", ("original",), world.unlearned, changes)
     jobs["teacher"] = ("original",), world.teacher
     for n, rate in enumerate((0.002, 0.001, 0.004)):
