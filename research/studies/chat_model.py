@@ -204,7 +204,10 @@ class Chat(World):
             done = found[name]
             own = np.isin(whose, self.drawn()[: len(done)]) if done else gone
             parts = [np.array(answers[case])[side] for side in (~own, own) for case in CASES]
-            rows.append([name, *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]])])
+            shown = f"deleted by {name}" if done else name
+            rows.append(
+                [shown, *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]])]
+            )
             if done:
                 spent = [[one["training"] for one in done],
                          [sum(c["processor_s"] for c in one["commands"]) for one in done]]  # fmt: skip
