@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import offline  # noqa: F401  before the libraries that read it
@@ -14,6 +15,9 @@ from hypothesis import settings
 from torch.testing import assert_close
 
 torch.set_num_threads(1)
+# In a fork the first use of torch's thread pool makes it anew. Threads of autograd, one a device,
+# start at once and race for it: "Invalid thread pool!". After this they find it made.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 # absl, which rouge-score imports, would keep pytest's stderr and close it as soon as Axolotl
 # configures logging anew; it leaves the interpreter's own alone.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
