@@ -149,19 +149,12 @@ def forks(monkeypatch) -> None:
     """Commands start as forks of this process: see forks.py."""
     import subprocess
 
-    from forks import Fork
+    from forks import Fork, execvpe
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     for module in (subprocess, subprocess_handler):  # the second starts torchrun's ranks
         monkeypatch.setattr(module, "Popen", Fork)
-
-
-@pytest.fixture
-def forks_on_cpu(request) -> None:
-    """`forks`, unless torch is a build for CUDA: where that has computed, torchrun and OpenMP
-    fail in a fork ("Invalid thread pool", `bad_alloc`), and commands start anew."""
-    if torch.version.cuda is None:
-        request.getfixturevalue("forks")
+    monkeypatch.setattr(os, "execvpe", execvpe)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,13 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import logging
 import os
+import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import NoReturn
 
 from research.harness import IMPORTED, become, python_words
@@ -45,6 +48,13 @@ class Fork(subprocess.Popen):
         self._close_pipe_fds(*(given[name] for name in ends))
 
 
+def execvpe(file: str, args: list[str], env: Mapping[str, str]) -> NoReturn:
+    """`os.execvpe`: `axolotl train --launcher` becomes torchrun by it."""
+    if words := python_words(args, env.get("PATH")):
+        become(words)
+    os.execve(shutil.which(file, path=env.get("PATH")) or file, args, env)
+
+
 def run(words: list[str], given: dict) -> NoReturn:
     """What the child does: streams, group and environment as asked for, then the command."""
     try:
@@ -61,6 +71,9 @@ def run(words: list[str], given: dict) -> NoReturn:
             os.closerange(low, kept_open)
             low = kept_open + 1
         os.closerange(low, 4096)
+        for one in (ref() for ref in logging._handlerList):
+            if type(one) is logging.StreamHandler:  # of pytest's files, which are closed by now
+                one.setStream(open(1, "w", buffering=1, errors="replace", closefd=False))
         if given["env"] is not None:
             os.environ.clear()
             os.environ.update(given["env"])

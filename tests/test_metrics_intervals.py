@@ -22,6 +22,7 @@ from axolotl_unlearn.metrics.intervals import (
     ideal_membership,
     intraclass_correlation,
     mean_of,
+    share_of,
     smallest_difference,
 )
 
@@ -63,6 +64,13 @@ def test_where_rows_are_single_the_interval_is_the_exact_one(hits, n):
     wider = 1e-9 if hits in (0, n) else 0.01
     assert found == pytest.approx((exact.low, exact.high), abs=wider)
     assert found[0] <= exact.low + 1e-9 and found[1] >= exact.high - 1e-9
+
+
+@pytest.mark.parametrize("n", [1, 7, 100])
+def test_a_share_has_the_exact_interval(n):
+    for hits in range(n + 1):
+        exact = stats.binomtest(hits, n).proportion_ci(method="exact")
+        assert share_of(hits, n) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
 def test_nothing_is_certain_of_one_document():

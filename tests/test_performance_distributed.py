@@ -18,9 +18,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.mark.slow
-def test_full_fine_tuning_in_parts_gives_the_loss_and_gradient_of_one_process(
-    tmp_path, forks_on_cpu
-):
+def test_full_fine_tuning_in_parts_gives_the_loss_and_gradient_of_one_process(tmp_path, forks):
     """Every objective under FSDP2, the starting model asked in its parts; also as a resumed run has
     it, which reads what was said. And LoRA, whose reference runs in training."""
     out = tmp_path / "result.json"
@@ -79,7 +77,7 @@ def test_the_first_process_records_the_base_when_the_group_is_gone(stage, tmp_pa
 
 @needs_other_torch
 @pytest.mark.slow
-def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_on_cpu):  # noqa: F811
+def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks):  # noqa: F811
     """The other one waits for it in the next step's reduction; torchrun ends it."""
     changes = {"max_steps": 4, "micro_batch_size": 2}
     changes["plugins"] = ["axolotl_unlearn.UnlearnPlugin", "failing_rank.FailingPlugin"]

@@ -75,12 +75,6 @@ def set_traps(folder: Path) -> None:
     (model / "README.md").write_text(
         f"---\nbase_model: !!python/object/apply:os.system ['touch {MARK}-yaml']\n---\n"
     )
-    with gzip.open(folder / "bomb.gz", "wb") as bomb:
-        for _ in range(64):
-            bomb.write(b"\0" * 2**20)
-    with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
-        for number in range(40):
-            bomb.writestr(f"{number}.txt", b"\0" * 2**22)
     (folder / "deep.json").write_text("[" * 100_000)
     (folder / "head.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
     os.mkfifo(folder / "pipe")
@@ -88,6 +82,15 @@ def set_traps(folder: Path) -> None:
     (folder / "around").symlink_to(folder)
     (folder / "root").symlink_to("/")
     (folder / "nowhere").symlink_to(folder / "gone")
+
+
+def set_bombs(folder: Path) -> None:
+    with gzip.open(folder / "bomb.gz", "wb") as bomb:
+        for _ in range(64):
+            bomb.write(b"\0" * 2**20)
+    with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for number in range(40):
+            bomb.writestr(f"{number}.txt", b"\0" * 2**22)
 
 
 def pickled_arrow(folder: Path) -> None:
@@ -166,6 +169,7 @@ def test_no_command_executes_what_it_finds(home, tmp_path, monkeypatch, forks): 
     for place in (tmp_path, tmp_path / "tuned", tmp_path / "hub"):
         set_traps(place / "found")
         pickled_arrow(place / "found")
+    set_bombs(tmp_path / "found")
     commands = {
         "new": "c.yml --where id=ada-quill --out requests/r",
         "plan": "requests/r",

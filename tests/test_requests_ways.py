@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from axolotl.loaders.model import ModelLoader
 from fault_codes import fails
 from requests_folder import answered, finished_request, model_folder, said
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
@@ -269,32 +271,24 @@ def what_speaks_against_an_exact_way(made: Request) -> None:
     earlier.write_text(whole[1], "utf-8")
 
 
-#: Axolotl asks a torch that is built for CUDA about peers, and places the model of a process on
-#: the device of its number, which a CPU has not: in the processes that torchrun starts.
-ON_CPU = """
-import os
-
-if "LOCAL_RANK" in os.environ:
-    import torch
-
-    torch.cuda.can_device_access_peer = lambda *_: False
-    from axolotl.loaders.model import ModelLoader
-
+@pytest.fixture
+def on_cpu(monkeypatch) -> None:
+    """Axolotl asks a torch that is built for CUDA about peers, and places the model of a process
+    on the device of its number, which a CPU has not."""
     theirs = ModelLoader._set_device_map_config
 
-    def placed(self):
+    def placed(self) -> None:
         theirs(self)
-        self.model_kwargs["device_map"] = {"": "cpu"}
+        if "LOCAL_RANK" in os.environ:
+            self.model_kwargs["device_map"] = {"": "cpu"}
 
-    ModelLoader._set_device_map_config = placed
-"""
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: False)
+    monkeypatch.setattr(ModelLoader, "_set_device_map_config", placed)
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_same_weights(home, tmp_path, monkeypatch):  # noqa: F811
+def test_two_processes_end_with_the_same_weights(home, tmp_path, on_cpu, forks):  # noqa: F811
     """gloo: as `axolotl train --launcher torchrun` by hand."""
-    (tmp_path / "sitecustomize.py").write_text(ON_CPU)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     left = [row for row in TRAIN[:18] if row["id"] != "ada-quill"]
     settings = config(home, sample_packing=False, **FEW)
     made = requested(home, tmp_path, **settings)

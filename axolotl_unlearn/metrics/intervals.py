@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, binomtest, norm, t
+from scipy.stats import beta, norm, t
 
 LEVEL = 0.95
 
@@ -275,8 +275,9 @@ def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
 
 def share_of(hits: int, n: int, level: float = LEVEL) -> Interval:
     """Exact interval of a share (Clopper and Pearson 1934)."""
-    bounds = binomtest(hits, n).proportion_ci(level, method="exact")
-    return (float(bounds.low), float(bounds.high))
+    tail = (1 - level) / 2
+    low = beta.ppf(tail, hits, n - hits + 1) if hits else 0.0
+    return float(low), float(beta.isf(tail, hits + 1, n - hits) if hits < n else 1.0)
 
 
 class Ideal(NamedTuple):

@@ -6,7 +6,8 @@
 200 rows (ten authors) are forgotten, 300 of retain90 (15 authors) retained; the task `tofu` scores `ROWS` of each
 set, evenly over authors. Nothing is chosen: every strength is in the table. Presets have their published settings
 at three learning rates; *TNPO* is examples/smollm2/over.yml at three betas, *merged* each two of these by TIES.
-All unlearn for 50 steps of a LoRA on the last 20 layers (RMU: 25). Intervals are 95 % over authors.
+All unlearn for 50 steps of a LoRA on the last 20 layers (RMU: 25; `match`: all, from its teacher's start, with 200
+other rows of retain90 for its level). Intervals are 95 % over authors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from research.runs import ROOT, in_parallel
 from research.studies.reproduce import REAL, SOURCES, Real
 from research.worlds.smollm2 import fetch_smollm2
 
-SEED, AUTHOR, FORGET, RETAIN, UNSEEN = 541, 20, 200, 300, slice(500, 700)
+SEED, AUTHOR, FORGET, RETAIN = 541, 20, 200, 300
+HELDOUT, UNSEEN = slice(300, 500), slice(500, 700)
 ROWS = {"forget05_perturbed": 100, "retain_perturbed": 45, "holdout": 100,
         "real_authors_perturbed": 30, "world_facts_perturbed": 30}  # fmt: skip
 RATES = (0.0005, 0.0015, 0.004)
@@ -54,7 +56,8 @@ class Tofu(Real):
         files["forget05_perturbed"] = files["forget10_perturbed"][-FORGET:]
         files["retain_perturbed"] = files["retain_perturbed"][:RETAIN]
         files["holdout"] = files["retain90"][UNSEEN]
-        sides = {"forget": files["forget05_perturbed"], "retain": files["retain90"][:RETAIN]}
+        sides = {"forget": files["forget05_perturbed"], "retain": files["retain90"][:RETAIN],
+                 "heldout": files["retain90"][HELDOUT]}  # fmt: skip
         for name, rows in sides.items():
             write_lines(self.data / f"{name}.jsonl", rows)
         for name, count in ROWS.items():
@@ -75,6 +78,14 @@ class Tofu(Real):
                             {"objective": "kl", "weight": 0.5, "direction": "reverse"}]}  # fmt: skip
         data = {f"unlearn.{key}": one for key, one in block.items()}
         self.unlearned(name, {"unlearn.preset": None, "learning_rate": 0.002} | data)
+
+    def matched(self, name: str, rate: float) -> None:
+        teacher = {"model": str(self.base), "adapter": str(self.out / "teacher")}
+        data = {"unlearn.preset": "never-seen", "unlearn.teacher": teacher,
+                "unlearn.original": self.path("original"), "learning_rate": rate,
+                "unlearn.heldout": self.data / "heldout.jsonl"}  # fmt: skip
+        start = {"base_model": self.out / "teacher-start", "peft_layers_to_transform": None}
+        self.unlearned(name, data | start | {"lora_r": 64, "lora_alpha": 64})
 
     def measure(self, name: str, *models: str) -> None:
         folder, own = self.out / "eval" / name, self.out / "eval" / "retrained" / "ratios.json"
@@ -134,6 +145,9 @@ def graph(world: Tofu) -> dict[str, Any]:
             if method == "RMU":  # whose layer is the seventh
                 changes["peft_layers_to_transform"] = list(range(5, 30))
             add(f"{method}{n}", ("original",), world.unlearned, changes)
+    jobs["teacher"] = ("original",), world.teacher
+    for n, rate in enumerate((0.002, 0.001, 0.004)):
+        add(f"match{n}", ("teacher",), world.matched, rate)
     return jobs
 
 
@@ -157,7 +171,8 @@ def main() -> None:
 
     def work(name: str) -> None:
         jobs[name][1]()
-        world.measure(name)
+        if name != "teacher":
+            world.measure(name)
 
     chosen = {n: ([a for a in jobs[n][0] if a in (given.only or jobs)], lambda n=n: work(n))
               for n in given.only or jobs}  # fmt: skip
