@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -29,6 +30,7 @@ settings.load_profile("steady")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests run last, so that a fault in the quick ones shows early."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    gc.freeze()  # Axolotl collects five times a run
 
 
 def tiny_llama(seed: int = 0, vocabulary: int = 23, tie: bool = False, **config):
