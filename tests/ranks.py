@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from research.harness import IMPORTED, become
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", *IMPORTED])
+CONTEXT = multiprocessing.get_context("fork")
+for name in IMPORTED:
+    importlib.import_module(name)
 
 
 def start(script: Path, arguments: Sequence[str], log: Path, **environment: object):

@@ -62,7 +62,7 @@ def home(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_commands_of_a_reader(home):
+def test_the_commands_of_a_reader(home, forks):
     for command in commands():
         if start := begins(command, SMOKE):
             run(command, home, SMOKE[start])

@@ -283,7 +283,9 @@ def test_with_data_the_rows_go_too_and_audits_know(home):
     assert not Path("requests/2026-001/data").exists()
     gone = said("erase", "requests/2026-001").output
     assert "nothing could be searched for: the rows are gone" in gone
-    assert re.search(r"; \d+ gone", verify("requests/2026-001").says[1])
+    assert re.search(
+        r"; \d+ gone \(rows, or what `request erase` removed\)", verify("requests/2026-001").says[1]
+    )
 
 
 def test_the_old_model_is_not_given_up_for_a_damaged_one(home):

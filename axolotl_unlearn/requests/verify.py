@@ -201,7 +201,7 @@ def compare_files(
 
     gone, uncompared = _same_files(files, recorded, folder, fine, ledger)
     said = [f"{len(recorded) - gone - uncompared} others of the request as recorded"]
-    said += [f"{gone} gone"] * bool(gone)
+    said += [f"{gone} gone (rows, or what `request erase` removed)"] * bool(gone)
     said += [f"{uncompared} cannot be compared without ledger.key"] * bool(uncompared)
     said += ["a record of v0.1 binds rows and model alone"] * ("files" not in predicate)
     whole = not uncompared and "files" in predicate
