@@ -20,9 +20,11 @@ def test_no_author_is_on_two_sides(tmp_path):
     if not SOURCES["TOFU"].is_dir():
         pytest.skip("TOFU's files are not here (TOFU_DIR)")
     data = Tofu(tmp_path / "out", SEED).data
-    sides = {name: read_json_lines(data / f"{name}.jsonl") for name in ("forget", "retain")}
+    sides = {
+        name: read_json_lines(data / f"{name}.jsonl") for name in ("forget", "retain", "heldout")
+    }
     sides["holdout"] = read_json_lines(data / "scored/holdout.jsonl")
-    assert [len(rows) for rows in sides.values()] == [200, 300, 100]
+    assert [len(rows) for rows in sides.values()] == [200, 300, 200, 100]
     questions = [{(row["question"], row["answer"]) for row in rows} for rows in sides.values()]
     assert len(set().union(*questions)) == sum(map(len, questions))
     scored = read_json_lines(data / "scored/forget05_perturbed.jsonl")
