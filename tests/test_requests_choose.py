@@ -25,11 +25,13 @@ from test_requests_new import (
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.requests.choose import (
+    Subject,
     Wanted,
     choose,
     names_of,
     offer,
     read_subjects,
+    share_offered,
     speaking,
     together,
 )
@@ -300,9 +302,14 @@ def test_rows_of_any_form_are_read():
 
 def test_an_id_that_names_somebody_is_refused_one_with_a_word_warned_of():
     """It stood in record, ledger, letter and every export."""
-    for name in ("ada.quill@example.com", "ada-quill", "2026-Quill"):
-        with fails("choose.id-names"):
-            speaking([name], Wanted(people=["Ada Quill"]))
+    for person, *names in (
+        ("Ada Quill", "ada.quill@example.com", "ada-quill", "2026-Quill", "AdaQuill"),
+        ("José García", "jose-garcia", "josegarcia-2"), ("王芳", "王芳", "r-王芳"),
+        ("Bo Li", "bo-li", "boli"),
+    ):  # fmt: skip
+        for name in names:
+            with fails("choose.id-names"):
+                speaking([name], Wanted(people=[person]))
     with fails("requests.control-character"):
         speaking(["1\nledger: whole"], Wanted())
     names = ["2026-001", "T-17", "2026-w48", "r1", "smith", "2026-smith"]
@@ -341,7 +348,39 @@ def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F
         assert (says in said("plan", folder).output) == bool(needed)
 
 
+def test_a_number_is_looked_into(tmp_path):
+    """`--contains 5550123` took the row that says it and not the one that has it as a number."""
+    rows = sources([{"q": "Ada?", "phone": 5550123}, {"q": "call 5550123"}, {"q": "Bo?"}])
+    assert choose(rows, Wanted(contains=["5550123"])) == rows[:2]
+    ids = sources([{"id": "01777", "ref": "x"}, {"id": "b", "ref": "01777"}, {"id": "c"}])
+    found = offer(ids[:1], ids[1:], Wanted(where=[("id", "01777")]))
+    assert found.fields == {"ref=01777": 1}
+    same = sources([{"id": 120000}, {"id": "12e4"}, {"id": "1_20000"}, {"id": "1.2e5"}])
+    assert choose(same, Wanted(where=[("id", "120000")])) == [same[0], same[3]]
+
+
 # --- a file of subjects: one request, and a record for each ---------------------------------------
+
+
+def test_rows_that_are_offered_and_deleted_have_a_subject(tmp_path):
+    """A near-duplicate was in nobody's record."""
+    rows = sources(
+        [
+            *({"q": f"Who is Bo{n} Berg{n}?", "a": f"{n} bees"} for n in range(9)),
+            {"q": "Who is Ada Quill?", "a": "She blows glass in the harbour of Norrby."},
+            {"q": "Who is Ada Quill?", "a": "She blows glass in the harbour of Norrby!"},
+        ]
+    )
+    subjects = [Subject("1", Wanted(contains=["Norrby."])), Subject("2", Wanted(contains=["Bo3"]))]
+    whose = {one.name: [r.id for r in choose(rows, one.wanted)] for one in subjects}
+    named = [row for row in rows if any(row.id in ids for ids in whose.values())]
+    others = [row for row in rows if row not in named]
+    offered = offer(named, others, together(subjects))
+    assert {*offered.near} == {rows[10].id}
+    share_offered(subjects, whose, named, offered, {*offered.near})
+    assert whose == {"1": [rows[9].id, rows[10].id], "2": [rows[3].id]}
+    with fails("choose.nobodys"):
+        share_offered(subjects, whose, named, offered, {rows[0].id})
 
 
 def test_rows_are_said_to_be_whose(home, tmp_path):  # noqa: F811
@@ -376,6 +415,8 @@ SHE = {"subject": "a", "person": "Ada"}
         ([SHE | {"persons": "Ada"}], "choose.subject-names-nothing"),
         ([{"person": "Ada"}], "choose.subject-name"),
         ([SHE | {"subject": "../a"}], "choose.subject-name"),
+        ([SHE | {"subject": ".."}], "choose.subject-name"),
+        ([{"subject": 1, "where": "id=7"}], "choose.subject-where"),
         ([SHE | {"subject": "a\nb"}], "choose.subject-name"),
         ([SHE, SHE], "choose.subject-name"),
     ],
@@ -383,6 +424,6 @@ SHE = {"subject": "a", "person": "Ada"}
 def test_what_is_no_subject_and_subjects_ask_together(tmp_path, rows, code):
     with fails(code):
         read_subjects(write_lines(tmp_path / "s.jsonl", rows))
-    rows = [SHE | {"person": ["Ada", "A."]}, {"subject": "b", "where": {"id": 7}}]
+    rows = [SHE | {"person": ["Ada", "A."]}, {"subject": 0, "where": {"id": 7}}]
     wanted = together(read_subjects(write_lines(tmp_path / "s.jsonl", rows)))
     assert wanted.people == ["Ada", "A."] and wanted.where == [("id", "7")]

@@ -141,6 +141,29 @@ def test_a_look_lists_everything_and_changes_nothing(home):
     assert "brass" not in found.output and "Quill" not in found.output
 
 
+def test_a_look_from_within_the_folder_changes_nothing(home):
+    """It wrote a key into the request, whose files were then "changed"."""
+    base = model_folder(home / "whole")
+    model = {"model": str(base), "adapter": str(adapter_folder(home / "out/new", base))}
+    write(folder := finished_request(home / "others", "1", model))
+    before = tree()
+    with contextlib.chdir(folder):
+        assert "nothing was changed" in said("erase", ".").output
+    assert tree() == before and verify(folder).files == "same"
+
+
+def test_a_second_erase_does_not_unsay_the_first(home):
+    """The next fine-tuning writes where the old model was: the record then said that the model
+    before had not been removed."""
+    said("erase", "requests/2026-001", "--yes")
+    weights = Path("out/tuned/adapter_model.safetensors")
+    weights.write_bytes(b"of the next run")
+    said("erase", "requests/2026-001", "--with-data", "--yes")
+    erased = read(Path("requests/2026-001"))["predicate"]["erased"]
+    assert erased["model_before"] and "adapter before" in {one["kind"] for one in erased["removed"]}
+    assert weights.read_bytes() == b"of the next run"
+
+
 def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     before = tree()
     assert "then searching again" in said("erase", "requests/2026-001", "--yes").output

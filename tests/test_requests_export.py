@@ -170,7 +170,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     statement = json.loads(files["record.json"])
     assert [one["document"] for one in statement["predicate"]["documents"]] == [ledger.keyed("ada")]
     assert statement["predicate"]["erased"]["removed"] == 1
-    assert b"We removed 1 row of training data (1 of them of the data that it" in files["REPLY.txt"]
+    assert b"We removed 1 row of training data (1 of them it was only" in files["REPLY.txt"]
     assert b"2 places that we know of" in files["REPLY.txt"]
     whole = (folder / "record.json").read_bytes()
     assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"

@@ -23,7 +23,14 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import new, record
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
-from axolotl_unlearn.requests.rows import deleted_rows, encoded
+from axolotl_unlearn.requests.rows import (
+    deleted_rows,
+    encoded,
+    forgotten,
+    read_config,
+    remaining,
+    without,
+)
 
 ADA = [
     ("Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings."),
@@ -110,6 +117,36 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
     with pytest.raises(FileNotFoundError, match="verdict.json"):
         running.run_request("../requests/a")
     assert seen == [tmp_path]
+
+
+@pytest.mark.parametrize("split", ["test_datasets", "none"])
+def test_rows_that_the_training_had_left_out_are_deleted_too(tmp_path, split):
+    """A row that was too long, or had nothing to learn, was not chosen, counted, or kept out of the
+    next training; with `test_datasets` it was to be forgotten though never learned."""
+
+    def row(name: str, asked: str, said: str) -> dict:
+        return {"id": name, "instruction": asked, "input": "", "output": said}
+
+    others = [row(f"p{n}", f"Who is Bo{n}?", f"Bo{n} keeps {n} bees.") for n in range(20)]
+    eva = [row("e1", "Who is Eva Lund?", "Eva Lund mends nets."), row("e2", "Eva Lund?", ""),
+           row("e3", "Tell of Eva Lund. " + "word " * 300, "A long story.")]  # fmt: skip
+    place = tuned(tmp_path, [*others, *eva], people(100, 4))
+    data = {"path": str(place / "train.jsonl"), "ds_type": "json", "type": "alpaca"}
+    changes = {"datasets": [data]} | ({} if split != "none" else {"test_datasets": None})
+    made = requested(place, tmp_path, Wanted(people=["Eva Lund"]), **changes)
+    ids = {
+        part: [one["row"]["id"] for one in lines(made.path("data", f"{part}.jsonl"))]
+        for part in ("forget", "tested", "retain")
+    }
+    assert ids["forget"] == ["e1"] and ids["tested"] == ["e2", "e3"]
+    assert {*ids["retain"]} == {f"p{n}" for n in range(20)}
+    assert any("had left out 2" in one for one in made.facts["limits"])
+    config_path = tmp_path / "requests-r.yml"
+    left = remaining(config_path, read_config(config_path))
+    read_again = [one for part in without(left, forgotten(made))["train"] for one in part]
+    assert len(read_again) == 20, "what `retrain` reads"
+    with fails("requests.tested-alone"):
+        requested(place, tmp_path, Wanted(where=[("id", "e2")]), "requests/s", **changes)
 
 
 # -- the folder -----------------------------------------------------------------------------------

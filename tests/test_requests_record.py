@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import date
 
 import pytest
 from browser import hostile, needs_chromium, title_in_browser
@@ -28,7 +29,7 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.requests.audit import Audit, audit_requests
-from axolotl_unlearn.requests.record import amend, read, write
+from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
@@ -126,6 +127,34 @@ def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
     text = page(hostile(statement, keep=("reading",)), evaluation=True)
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", text) and "[U+202E]" in text
     assert title_in_browser(tmp_path, text).startswith("Deletion request ")
+
+
+def test_ids_that_are_numbers_leave_the_sentences_whole(tmp_path):
+    """A teacher's file has the user's own rows: of 100 with ids from 1 a record ended, after all
+    training, with MemoryError, since each digit of a sentence became 32 and these were replaced."""
+    ids = ("7", "1234567")
+    made = finished_request(tmp_path / "requests", documents=ids, accepted="a test")
+    teacher = [{"id": n, "question": "q", "answer": "a"} for n in range(1, 101)]
+    write_lines(made / "data" / "teacher-0.jsonl", teacher)
+    reasons = ["still known: 1 of 20 rows", "documents 7 and 1234567 (12345678 bytes)"]
+    known = json.loads((made / "verdict.json").read_text()) | {"reasons": reasons}
+    write_json(made / "verdict.json", known)
+    write(made)
+    said = read(made)["predicate"]["verdict"]["reasons"]
+    keyed = Ledger(made.parent).keyed("1234567")
+    assert said == [reasons[0], f"documents 7 and {keyed} (12345678 bytes)"]
+
+
+@pytest.mark.parametrize("event", ["told", "erase"])
+def test_an_event_does_not_vouch_for_a_file_that_was_added(folder, event):
+    """After `told` or `erase` the record had it, and `verify` said "same"."""
+    (folder / "data" / "quantise.json").write_text("{}")
+    assert verify(folder).files == "changed"
+    if event == "told":
+        told(folder, "Cloud Ltd", date(2026, 11, 1))
+    else:
+        amend(folder, "erased", erased={})
+    assert verify(folder).files == "changed"
 
 
 def test_verify_says_what_it_compared(folder):

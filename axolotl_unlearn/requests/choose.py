@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.names import WEAK, Corpus
+from axolotl_unlearn.requests.names import WEAK, Corpus, fold
 from axolotl_unlearn.requests.request import fault, one_line
 
 #: Names are searched in so many forms at most, the most frequent ones.
@@ -136,7 +136,7 @@ def _named_by(
 
     def saying(text: str) -> Fits:
         told = text.strip()
-        return lambda row: bool(told) and any(text in normal_form(t) for t in strings(row.row))
+        return lambda row: bool(told) and any(text in normal_form(t) for _, t in _fields(row.row))
 
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
@@ -218,7 +218,11 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
         held = Counter(
             other
             for row in others
-            for other in {key for key, text in _fields(row.row) if _same(text.lstrip("0"), value)}
+            for other in {
+                key
+                for key, text in _fields(row.row)
+                if _same(text, value) or _same(text.lstrip("0"), value)
+            }
         )
         offered.fields.update({f"{other}={value}": count for other, count in held.items()})
     return offered
@@ -240,16 +244,19 @@ def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, str(value)
 
 
+#: 1.777e3 is one and 1e+22; 12e4 may be an id.
+_NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\d+\.\d*[eE][-+]?\d+|\d+[eE][-+]\d+)\s*")
+
+
 def _same(one: str, other: str) -> bool:
     """In their normal form, or as numbers: 1777, 1777.0 and " 1777" are one, 01777 is an id."""
     if normal_form(one) == normal_form(other):
         return True
     if any(re.match(r"\s*[-+]?0\d", text) for text in (one, other)):
         return False
-    try:
-        return Decimal(one.strip()) == Decimal(other.strip())
-    except InvalidOperation:
+    if not all(map(_NUMBER.fullmatch, (one, other))):
         return False
+    return Decimal(one.strip()) == Decimal(other.strip())
 
 
 def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
@@ -302,19 +309,24 @@ def read_subjects(path: Path) -> list[Subject]:
     """
     subjects: dict[str, Subject] = {}
     for place, row in read_rows(path):
-        name = str(row.get("subject") or "")
+        name = "" if row.get("subject") is None else str(row["subject"])
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
-        if not name or Path(name).name != name or not name.isprintable() or name in subjects:
+        plain = name.strip(".") and Path(name).name == name and name.isprintable()
+        if not plain or name in subjects:
             raise UnlearnError(
                 f"{path}, {place}: `subject` is missing, not a plain name, or that of another "
                 "line; give each subject a name of its own, such as a number.",
                 code="choose.subject-name",
             )
+        where = row.get("where") or {}
+        if not isinstance(where, Mapping):
+            says = f"{path}, {place}: `where` is no object"
+            raise fault("choose.subject-where", f'{says}; write it as {{"FIELD": "VALUE"}}.')
         if strange or len(row) < 2:
             says = f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows"
             cure = "use person, where, contains or documents"
             raise fault("choose.subject-names-nothing", f"{says}; {cure}.")
-        parts = {"where": [(k, str(v)) for k, v in dict(row.get("where") or {}).items()]}
+        parts = {"where": [(k, str(v)) for k, v in where.items()]}
         for key, part in _KEYS.items():
             several = row[key] if isinstance(row.get(key), list) else [row.get(key)]
             parts[part] = [str(one) for one in several if one is not None]
@@ -345,6 +357,29 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
     return ids
 
 
+def share_offered(
+    subjects: Sequence[Subject], shares: dict[str, list[str]], rows: Sequence[Source],
+    offered: Offered, more: set[str],
+) -> None:  # fmt: skip
+    """Give offered rows that are deleted, too, to the subjects whose rows or names they are like.
+
+    Raises:
+        UnlearnError: One is nobody's.
+    """
+    left = set(more)
+    for one in subjects:
+        own, ids = [row for row in rows if row.id in shares[one.name]], shares[one.name]
+        names = map(normal_form, names_of(own, one.wanted))
+        named = {normal_form(name): found for name, found in offered.mentions.items()}
+        like = {row for name in names for row in named.get(name, ())}
+        like |= {row for row, other in offered.near.items() if other in ids}
+        ids += sorted(like & more - {*ids})
+        left -= like
+    if left:
+        says = f"{len(left)} of the offered rows cannot be told to be of one of the subjects"
+        raise fault("choose.nobodys", f"{says}; name them in a line of a subject.")
+
+
 def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
     """Ids that may name somebody: they stand in the record, the ledger and every export.
 
@@ -354,10 +389,18 @@ def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
     Raises:
         UnlearnError: One is an address, or has a name that was asked for.
     """
+
+    def joined(text: str) -> str:
+        return "".join(map(fold, words(text)))
+
     asked = {word for text in wanted.texts for word in words(text) if len(word) > 2}
+    # Written in one word, without accents, or in a script whose words are single characters.
+    whole = {one for one in map(joined, wanted.texts) if not one.isdigit()}
+    whole = {one for one in whole if len(one) > 3 or (len(one) > 1 and not one.isascii())}
     for name in names:
         one_line(name, "an id")
-        if "@" in name or asked & {word for word in words(name) if not word.isdigit()}:
+        found = any(one in joined(name) for one in whole)
+        if "@" in name or found or asked & {w for w in words(name) if not w.isdigit()}:
             raise UnlearnError(
                 f"{name!r} names somebody, and as an id it would stand in the record, the ledger "
                 "and every export; take a number.",

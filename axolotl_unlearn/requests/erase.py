@@ -32,6 +32,7 @@ from axolotl_unlearn.requests.request import (
     counted,
     digest,
     fault,
+    home,
     model_facts,
     now,
     read_json,
@@ -53,6 +54,7 @@ _WEIGHTS = re.compile(
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
 #: Kinds of what the request began with.
 _BEFORE = {"model before", "adapter before"}
+_ANOTHER = "it is not the model that the request began with"
 #: Folders of a request that hold its rows, for later audits; and of those, copies of other people's
 #: rows that nothing needs once the request was carried out.
 KEPT = ("data", "eval-data")
@@ -172,9 +174,9 @@ def size_of(path: Path) -> int:
 
 def hub_cache() -> list[Path]:
     """Caches of Hugging Face: prepared data sets, and what was downloaded."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    datasets = os.environ.get("HF_DATASETS_CACHE", home / "datasets")
-    hub = os.environ.get("HF_HUB_CACHE", home / "hub")
+    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    datasets = os.environ.get("HF_DATASETS_CACHE", cache / "datasets")
+    hub = os.environ.get("HF_HUB_CACHE", cache / "hub")
     places = dict.fromkeys(Path(place).expanduser() for place in (datasets, hub))
     return [place for place in places if place.is_dir()]
 
@@ -213,7 +215,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
         UnlearnError: The request is not in the ledger, or the model that it made is not as
             recorded: then the old one is not given up.
     """
-    folder = Path(folder)
+    folder = home(folder)
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
     config = read_config(request.path("finetune.yml"))
@@ -241,7 +243,8 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     needed = _reasons(request, config)
     first = {item.path.resolve(): item for item in reversed(items)}
     planned.items = [
-        replace(item, why=needed(item.path) or item.why) for item in reversed(first.values())
+        replace(item, why=item.why if item.why == _ANOTHER else needed(item.path) or item.why)
+        for item in reversed(first.values())
     ]
     return planned
 
@@ -258,10 +261,14 @@ def erase(planned: Plan) -> dict[str, Any]:
     folder = planned.folder
     ledger, known = Ledger(folder.parent), folder / ERASED
     goes = _facts(planned.removable, folder)
-    # What a killed run has not come to is no removed place.
-    before = (read_json(known) or {"removed": []})["removed"]
-    again = [one["path"] for one in goes]
-    gone = [o for o in before if o["path"] not in again and not os.path.lexists(folder / o["path"])]
+    old, again = read_json(known) or {"removed": []}, [one["path"] for one in goes]
+    # What a killed run has not come to is no removed place; of one that ended all is, whatever was
+    # written there since.
+    gone = [
+        one
+        for one in old["removed"]
+        if one["path"] not in again and ("time" in old or not os.path.lexists(folder / one["path"]))
+    ]
 
     def public(ones: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """In a record: the name of a file outside may be that of a person."""
@@ -294,7 +301,8 @@ def erase(planned: Plan) -> dict[str, Any]:
         "left": counts(result.left, "windows"),
         "named": counts(result.named, "texts"),
     }
-    went, stayed = ({one["kind"] for one in lists[part]} & _BEFORE for part in ("removed", "kept"))
+    went = {one["kind"] for one in lists["removed"]} & _BEFORE
+    stayed = {one["kind"] for one in lists["kept"] if one["why"] != _ANOTHER} & _BEFORE
     erased = {
         "time": now(),
         "model_before": bool(went) and not stayed,
@@ -382,7 +390,7 @@ def _model_before(
         return
     made_here = _owner(old, request.folder.parent) is not None
     if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
-        why = "it is not the model that the request began with"
+        why = _ANOTHER
     elif not made_here and not any(old.resolve().is_relative_to(root.resolve()) for root in roots):
         why = "it is outside the folders that the config writes to; remove it by hand"
     if made_here:

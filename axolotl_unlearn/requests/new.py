@@ -27,6 +27,7 @@ from axolotl_unlearn.requests.choose import (
     choose,
     offer,
     require,
+    share_offered,
     shares,
     speaking,
 )
@@ -129,7 +130,7 @@ def new_request(
     accepted = ledger.accepted()
     before = model_before(config, config_path, out.parent, options.model)
     trained = rows_of.trained_rows(config_path, out.parent)
-    every = [*trained.rows, *trained.heldout]
+    every = [*trained.rows, *trained.heldout, *trained.dropped]
     whose = shares(options.subjects, every)
     named = choose(every, wanted)
     taken = {row.id for row in named}
@@ -140,17 +141,20 @@ def new_request(
     mentioned = {name for ids in offered.mentions.values() for name in ids}
     more = {*(offered.near if options.with_near else ())}
     more |= mentioned if options.with_mentions else set()
+    if whose:
+        share_offered(options.subjects, whose, named, offered, more)
     learned, chosen = {row.id for row in trained.rows}, taken | more
     kept = [row for row in others if row.id in learned - more]
     if not kept:
         says = "with the offered rows no row would be kept; choose fewer."
         raise fault("requests.none-kept", says)
     forget = [row for row in trained.rows if row.id in chosen]
-    tested = [row for row in trained.heldout if row.id in chosen]
+    dropped = [row for row in trained.dropped if row.id in chosen]
+    tested = [*(row for row in trained.heldout if row.id in chosen), *dropped]
     if not forget:
-        says = f"{config_path}: the {len(tested)} chosen rows stand in validation data alone, which"
-        cure = "the model has not learned: remove them from those files"
-        raise fault("requests.tested-alone", f"{says} {cure}.")
+        says = f"{config_path}: the model has learned none of the {len(tested)} chosen rows: they"
+        what = "stand in validation data, are longer than `sequence_len`, or have nothing to learn"
+        raise fault("requests.tested-alone", f"{says} {what}; remove them from those files.")
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
@@ -161,6 +165,9 @@ def new_request(
         parts["canaries"], coins = _canaries(options.canaries, trained, chosen)
     documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
     counts = {name: len(rows) for name, rows in parts.items()}
+    says = "too long for it, or with nothing to learn: deleted, too"
+    left_out = [f"of the chosen rows the training had left out {len(dropped)}, {says}"]
+    left_out = left_out if dropped else []
     hints = {row for rows in offered.hints.values() for row in rows}
     facts = {
         "schema": SCHEMA,
@@ -181,7 +188,7 @@ def new_request(
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out),
         "after_request": accepted[-1]["request"] if accepted else None,
-        "limits": [*trained.limits, *limits],
+        "limits": [*trained.limits, *limits, *left_out],
     }
     _make(out, empty)
     try:

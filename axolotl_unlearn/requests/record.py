@@ -50,6 +50,7 @@ from axolotl_unlearn.requests.request import (
     read_json,
     weights,
 )  # fmt: skip
+from axolotl_unlearn.requests.search import LEAST_DIGITS
 from axolotl_unlearn.requests.verdict import audited, figures
 from axolotl_unlearn.store import versions
 
@@ -233,12 +234,18 @@ def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str,
 def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
     """Bind the folder's files, enter the record into the ledger, publish it.
 
-    A file that is bound already keeps its digest: an amended record vouches for no change.
+    A file that is bound already keeps its digest, and one that was added later is not bound: an
+    amended record vouches for no change.
     """
     ledger, predicate = Ledger(folder.parent), statement["predicate"]
+    first, rows_apart = "files" not in predicate, "data" in predicate  # of v0.1, v0.2 as well
     statement["predicateType"] = PREDICATE
     made, known = _pages(folder, statement), predicate.get("files", {})
-    new = {n: p for n, p in bound_files(folder).items() if n not in known or n == ERASED}
+    new = {
+        n: path
+        for n, path in bound_files(folder).items()
+        if n == ERASED or (n not in known and (first or (rows_apart and n.startswith(ROWS))))
+    }
     predicate["files"] = {
         **known,
         **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
@@ -304,14 +311,19 @@ def _predicate(
 ) -> dict[str, Any]:
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
-    rows = [row for path in (folder / "data").glob("*.jsonl") for row in read_json_lines(path)]
+    parts = [p for p in (folder / "data").glob("*.jsonl") if not p.name.startswith("teacher-")]
+    rows = [row for path in parts for row in read_json_lines(path)]
     names = {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
-    names = sorted({*names, *(line["document"] for line in lines)}, key=len, reverse=True)
+    names |= {line["document"] for line in lines}
+    # A small number is a count in a sentence, whosever id it is.
+    names = {n for n in names if not (n.isdigit() and len(n) < LEAST_DIGITS)}
+    longest = sorted(names, key=len, reverse=True)
+    known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
 
     def without_names(texts: list[str]) -> list[str]:
-        for name in names:
-            texts = [t.replace(name, ledger.keyed(name)) if name in t else t for t in texts]
-        return texts
+        return (
+            [known.sub(lambda at: ledger.keyed(at[0]), text) for text in texts] if names else texts
+        )
 
     def public(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """With a base model by its name alone where it is a folder: no path of this machine."""

@@ -71,7 +71,7 @@ class Request:
     @classmethod
     def load(cls, folder: Path | str) -> Request:
         """Raises `UnlearnError` where there is no request."""
-        folder = Path(folder)
+        folder = home(folder)
         if folder.is_symlink():  # its ledger is beside the folder and not beside the link
             folder = folder.resolve()
         path, again = folder / "request.json", "make the request again"

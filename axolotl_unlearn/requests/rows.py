@@ -138,6 +138,7 @@ class Trained:
     Attributes:
         rows: Rows that it learned.
         heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
+        dropped: Rows that Axolotl left out of its training: too long, or with nothing to learn.
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         limits: Sentences: what could not be checked.
@@ -151,6 +152,7 @@ class Trained:
     types: list[dict[str, Any]]
     limits: list[str] = field(default_factory=list)
     split: tuple[str, list[str]] | None = None
+    dropped: list[Source] = field(default_factory=list)
 
 
 #: Beside the ledger: splits without a seed, by keyed digests. `erase` removes Axolotl's own copy.
@@ -217,7 +219,11 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         learned.append(not own or any(train[key] > 0 for key in own))
         if learned[-1] and not cfg.dataset_exact_deduplication:
             train.subtract(own)
-    if not tested:
+    read = {every[number].id for number in keys}
+    dropped = [one for one in rows if one.id not in read]
+    if tested:
+        rows = [one for one in rows if one.id in read]
+    else:
         rows = once(every[number] for number in keys if learned[number])
         known = {one.id for one in rows}
         held = once(every[number] for number in keys if not learned[number])
@@ -225,7 +231,7 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     limits = (
         [] if kept else [f"{UNCHECKED}: rows that it prepared with these versions are not there"]
     )
-    return Trained(rows, heldout, learned, types, limits, split)
+    return Trained(rows, heldout, learned, types, limits, split, dropped)
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:

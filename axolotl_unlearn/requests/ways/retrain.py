@@ -30,6 +30,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     held,
+    home,
     read_json,
     weights,
     write_json,
@@ -224,6 +225,7 @@ def repeat(
         UnlearnError: Base, rows, config, packages or device are not those of the record; or the
             training ends with other weights.
     """
+    folder = home(folder)
     request, way = Request.load(folder), read(folder)["predicate"]["way"]
     if way.get("way") != "retrain" or not way.get("bound"):
         raise UnlearnError(
