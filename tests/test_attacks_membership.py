@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from attack_models import (
 from fault_codes import fails
 from numpy.testing import assert_allclose
 
+from axolotl_unlearn.attacks import members
 from axolotl_unlearn.attacks.members import (
     _learned,
     _ranked,
@@ -33,6 +35,7 @@ from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks, by_rank
+from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
@@ -273,6 +276,19 @@ def test_clusters_count_as_one():
     alone = by_rank(members, others)
     found = by_rank(members, others, ([i // 10 for i in range(20)], [i // 10 for i in range(30)]))
     assert found.auc == alone.auc and alone.p < 0.01 < 0.1 < found.p and found.low < alone.low
+
+
+def test_rows_without_ids_are_no_documents_of_both_sides(monkeypatch):
+    """`row0` of either file was one document: an interval half as wide, and in one of a hundred
+    data sets that differ in nothing p < .001."""
+    seen = []
+    monkeypatch.setattr(members, "_ranked", lambda *given: seen.append(given[2]) or {"p": 1.0})
+    side = [("row0", "a"), ("row1", Answer("b", "", "Ada"))]
+    one = attacks()["loss"]
+    monkeypatch.setattr(members, "_look", lambda *_: (np.zeros(2), np.zeros(2)))
+    attack_model(SimpleNamespace(control=None, seed=0), side, side, [one])
+    assert not {*seen[0][0]} & {*seen[0][1]} - {"author: Ada"}
+    assert seen[0][0][1] == seen[0][1][1], "an author is one on both sides"
 
 
 def test_the_registry():

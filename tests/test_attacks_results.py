@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from axolotl_unlearn.attacks.results import sentence
+import json
+
+import pytest
+
+from axolotl_unlearn.attacks.results import save, sentence
+from axolotl_unlearn.report.inputs import attack_results
 
 
 def figure(value: float, half: float = 0.05) -> dict[str, float]:
@@ -19,3 +24,39 @@ def test_the_sentence_names_an_attack_not_the_model_as_it_is():
     assert sentence(result).startswith("Quantisation brings nothing back")
     attacked["gain"]["recalled"] = figure(0.2) | {"p": 0.001}
     assert sentence(result).startswith("Quantisation brings back 0.20 of the forget texts")
+
+
+def test_where_nothing_was_asked_nothing_is_shown():
+    """A look at the model as it is passed for an attack that brings nothing back."""
+    plain = {"variant": "plain", "gain": {"recalled": figure(0.0) | {"p": 1.0}}}
+    said = sentence({"title": "Prompting", "rows": [plain]})
+    assert said == "Prompting: nothing was asked, so nothing is shown."
+
+
+def rounded(*schemes: str, **more) -> dict:
+    rows = [{"variant": name} for name in ("not quantised", *schemes)]
+    return {"attack": "quantise", "title": "Q", "model": "m", "weights": "w", "rows": rows, **more}
+
+
+@pytest.mark.parametrize("second, files", [
+    (rounded("int8"), 2), (rounded("int8", "int4", group=64), 2), (rounded("int8", limit=3), 2),
+    (rounded("int8", "int4", model="n"), 2), (rounded("int8", "int4", "nf4"), 1),
+    (rounded("int8", weights="x"), 1), (rounded("int8", data={"forget": "y"}), 1),
+])  # fmt: skip
+def test_a_weaker_attack_does_not_take_the_place_of_a_stronger(tmp_path, second, files):
+    """After `--schemes int8` what int4 had brought back was nowhere, and the model good. (Of other
+    weights or data the old file counts for nothing.)"""
+    first = rounded("int8", "int4")
+    if second["model"] == "n":  # whose file would have the same name
+        first |= {"model": "n/"}
+        second |= {"model": "n_"}
+    one, other = save(tmp_path, first), save(tmp_path, second)
+    assert len(attack_results(tmp_path)) == files and (one == other) == (files == 1)
+    assert save(tmp_path, second) == other, "the same again takes its own place"
+    assert json.loads(other.read_text())["rows"] == second["rows"]
+
+
+def test_members_are_the_tests_of_a_file(tmp_path):
+    file = {"attack": "membership", "title": "M", "model": "m", "weights": "w", "rows": []}
+    save(tmp_path, file | {"tests": {"loss": {}, "zlib": {}}})
+    assert save(tmp_path, file | {"tests": {"zlib": {}}}).name == "membership-m-2.json"

@@ -238,6 +238,7 @@ def test_documents(tmp_path):
         ([{"id": "x", "documnt": "a"}], "data.field-missing"),
         ([{"id": "x", "document": 3}], "data.field-type"),
         ([{"id": "x", "document": ""}], "data.field-empty"),
+        ([{"id": "x", "document": "Ada", "input": "Who?", "output": "Ada."}], "data.document-name"),
         ([rows[0], rows[0]], "data.id-twice"),
     ]:
         path.write_text(lines(given))

@@ -138,6 +138,15 @@ def test_a_row_or_a_text_of_both_sides(folder):
     assert len(load_sets(folder, parts=("mmlu",)).utility) == 8
 
 
+def test_ids_of_both_sides_are_said_before_anything_is_measured(folder):
+    """The evaluation ended so when all was measured, and said: evaluate again."""
+    others = rows_of(folder, "nonmember")
+    rewrite(folder, "nonmember", [{**others[0], "id": "member4"}, *others[1:]])
+    with fails("eval.same-ids") as caught:
+        load_sets(folder)
+    assert "'member4'" in str(caught.value)
+
+
 def test_an_answer_is_a_text_of_both_sides_only_after_the_same_prompt(folder):
     """Short answers come again: the second of ten requests in a row ended after its training."""
 

@@ -173,6 +173,33 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     assert "attacks_p" not in spoiled[0]
 
 
+def test_the_list_has_the_files_that_the_verdict_counts(tmp_path):
+    """A file of other weights accused documents, and of two files of one model the last was all."""
+    from axolotl_unlearn.report import find_inputs
+
+    made = {
+        "schema": 2,
+        "models": [facts_of(said=(False, False)) | {"name": "one", "weights": "w"}],
+    }
+    tests = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
+    file = {"title": "m", "model": "one", "tests": tests, "sentence": "None told."}
+
+    def put(attack: str, weights: str, **told: float) -> None:
+        documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
+        content = file | {"attack": attack, "weights": weights, "documents": documents}
+        (tmp_path / f"{attack}-one.json").write_text(json.dumps(content), "utf-8")
+
+    def listed() -> dict[str, float]:
+        lines = find_inputs(made, tmp_path)["audit"]
+        return {line["document"]: line["attacks_p"] for line in lines if "attacks_p" in line}
+
+    put("inside", "older", a=0.001)
+    assert listed() == {}
+    put("inside", "w", a=0.001, b=0.5)
+    put("membership", "w", a=0.8, b=0.9)
+    assert listed() == {"a": 0.002, "b": 1.0}
+
+
 #: Column of the member texts, value of c, of the retrained model, of one held-out text; recited?
 RECITALS = {
     "strength": ("strength", 0.7, 0.3, 0.1, (True, False)),

@@ -214,3 +214,19 @@ def test_a_member_is_relabelled_for_its_own_p_value():
         labels[i] = 0
         scores = predictor @ labels
         assert found.each[i] == pytest.approx((1 + (scores[25:] >= scores[i]).sum()) / 31)
+
+
+def test_a_document_of_several_texts_is_told_by_the_surest(monkeypatch):
+    """The last one's p was the document's."""
+    from types import SimpleNamespace
+
+    from axolotl_unlearn.evaluation import summary
+
+    texts = [("d", "x"), ("d", "y"), ("e", "z")]
+    sets = SimpleNamespace(member=texts, nonmember=texts)
+    one = SimpleNamespace(**dict.fromkeys(("member", "nonmember"), [{"features": [0.0]}] * 3))
+    found = SimpleNamespace(each=np.array([0.016, 0.279, 0.4]), auc=0.6, p=0.2)
+    monkeypatch.setattr(summary, "learned_attack", lambda *_: found)
+    results = [{"name": "m", "role": "candidate"}]
+    summary.add_learned(results, {"m": one}, sets)
+    assert results[0]["learned"]["documents"] == {"d": 0.032, "e": 0.4}

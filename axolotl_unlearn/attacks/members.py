@@ -67,9 +67,9 @@ def attack_model(
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     # What a text is not independent of: its author, else its document.
     clusters = tuple(
-        [author_of(text) or document_id(name) for name, text in side]
-        for side in (members, nonmembers)
-    )
+        [f"author: {a}" if (a := author_of(text)) else f"{number}: {document_id(name)}"
+         for name, text in side] for number, side in enumerate((members, nonmembers))
+    )  # fmt: skip
     tests: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -224,7 +224,7 @@ def attack_models(
     for spec in specs[: len(models)]:
         found = attack_model(load(spec, against), *sides, attacks)
         names = {"model": spec.name, "control": specs[-1].name if control else None}
-        facts = {"data_dir": str(data_dir), "seed": seed, "blind": blind}
+        facts = {"data_dir": str(data_dir), "seed": seed, "limit": limit, "blind": blind}
         facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
         counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
         facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}

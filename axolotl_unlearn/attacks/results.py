@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -71,13 +72,42 @@ def result_of(
 
 def save(out: Path, result: Mapping[str, Any]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
-    source), with digests of the forget file."""
+    source), with digests of the forget file. What another run has found there stays: the new file
+    is ``...-2.json``, unless it has all that the old one has, or that one is of other weights or
+    data."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
-    path = out / f"{name}-{safe_name(result['model'])}.json"
     bound = {"data": data_digests(result["data_dir"], ("forget",))} if "data_dir" in result else {}
-    return write_json(path, {"schema": SCHEMA, **bound, **result}, private=True)
+    made = {"schema": SCHEMA, **bound, **result}
+    path = first = out / f"{name}-{safe_name(result['model'])}.json"
+    number = 1
+    while path.exists() and not _replaces(made, path):
+        number += 1
+        path = first.with_name(f"{first.stem}-{number}.json")
+    return write_json(path, made, private=True)
+
+
+#: Of a file, what was found; all else is how.
+_FOUND = {"rows", "tests", "documents", "sentence", "status", "missing", "reasons", "blind",
+          "skipped", "title"}  # fmt: skip
+
+
+def _replaces(made: Mapping[str, Any], path: Path) -> bool:
+    """Does a run say again all that this file says?"""
+    try:
+        old = json.loads(path.read_text("utf-8"))
+        there = {row["variant"] for row in old.get("rows", ())} | {*old.get("tests", ())}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return True  # half a file
+    if old.get("model") != made["model"]:
+        return False
+    made = json.loads(json.dumps(made, default=str))
+    if any(old.get(name) != made.get(name) for name in ("weights", "data")):
+        return True
+    now = {row["variant"] for row in made.get("rows", ())} | {*made.get("tests", ())}
+    same = all(old.get(key) == made.get(key) for key in (old.keys() | made.keys()) - _FOUND)
+    return same and there <= now
 
 
 def safe_name(name: str) -> str:
@@ -130,6 +160,8 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words: by the variant that brings back most above the control."""
+    if len(result["rows"]) < 2:
+        return f"{result['title']}: nothing was asked, so nothing is shown."
     row, gain, p, controlled = strongest_gain(result["rows"])
     figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""

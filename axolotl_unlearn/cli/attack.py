@@ -85,7 +85,8 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
 def _finish(out: Path, data_dir: Path, result: dict) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
-    path = save(out, {**result, "data_dir": str(data_dir)})
+    limit = click.get_current_context().params.get("limit")
+    path = save(out, {**result, "data_dir": str(data_dir), "limit": limit})
     answer(file=path, says=sentence(result), **result)
     show(table(result), sentence(result), f"Written: {path}")
 

@@ -71,9 +71,16 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
     for number, (place, row) in enumerate(rows):
         where = f"{path}, {place}"
         name = next((n for n in ("document", "text") if n in row), None)
+        pair = next((p for p in PAIRS if p[0] in row and p[1] in row), None)
+        if pair and name == "document" and document_name(row[name]):
+            raise UnlearnError(
+                f"{where}: 'document' is read as the text here and holds a name beside {pair[0]!r} "
+                f"and {pair[1]!r}; put the whole text there, or remove the field.",
+                code="data.document-name",
+            )
         if name is not None:
             text = require_text(row, name, where)
-        elif pair := next((p for p in PAIRS if p[0] in row and p[1] in row), None):
+        elif pair:
             fields = FieldArgs(input=pair[0], output=pair[1])
             before, text = (text_of(row, key, fields, where) for key in ("input", "output"))
             text = before + join + text if before else text

@@ -10,6 +10,7 @@ from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.engine.token_scoring import Query, TokenFacts, score_queries
+from axolotl_unlearn.errors import UnlearnError
 
 #: A prompt and what follows it.
 Pair = tuple[str, str]
@@ -21,14 +22,19 @@ def encode_pairs(
     """Token ids (prompt, continuation) as training would see them, without EOS.
 
     Raises:
-        ValueError: for a continuation without tokens, or a pair without any prompt token.
+        UnlearnError: for a continuation without tokens, or a pair without any prompt token.
     """
     encoder = Encoder(tokenizer, DataArgs(join=join, eos=False), max_length=2**31)
     encoded = []
     for number, (prompt, answer) in enumerate(pairs):
         row = encoder.encode(Record(id=f"row{number}", input=prompt, output=answer))
         if not row.completion or not row.prompt:
-            raise ValueError(f"pair {number} has no tokens to predict or none to predict from.")
+            raise UnlearnError(
+                f"pair {number + 1} has no tokens to predict or none to predict from, as where a "
+                "prompt is empty and the tokenizer begins with no token; text without a prompt "
+                "belongs into member.jsonl.",
+                code="eval.no-tokens",
+            )
         labelled = sum(label != IGNORE for label in row.answer)
         encoded.append((row.prompt, row.completion[:labelled]))
     return encoded

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -188,6 +189,13 @@ def load_sets(
                 f"and {second!r}); a text that was memorised is no non-member: remove it from "
                 "nonmember.",
                 code="eval.both-sides",
+            )
+        known = {name for name, _ in sides["member"] if not re.fullmatch(r"row\d+", name)}
+        if twice := sorted(name for name, _ in sides["nonmember"] if name in known):
+            raise UnlearnError(
+                f"{folder}: {len(twice)} ids stand in member.jsonl and in nonmember.jsonl (first: "
+                f"{twice[0]!r}); give each file ids of its own.",
+                code="eval.same-ids",
             )
     general = find_file(folder, "general") if "mmlu" in parts else None
     utility = read_options(general) if general else []

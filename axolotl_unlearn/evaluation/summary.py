@@ -313,7 +313,9 @@ def add_learned(
             continue
         seen = [np.subtract(*each) if other is not None else np.array(each[0]) for each in sides]
         if (attack := learned_attack(*map(some_texts, seen), *clusters)) is not None:
-            told = dict(zip(names, attack.each.tolist(), strict=True))
+            told: dict[str, float] = {}  # the smallest p of its texts, times their number
+            for name, p in zip(names, attack.each.tolist(), strict=True):
+                told[name] = min(told.get(name, 1.0), p * names.count(name))
             result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
             result["learned"]["documents"] = told
 

@@ -586,6 +586,7 @@ class Attack(Part):
     rows: tuple[Tried, ...] = ()
     tests: dict[str, Test] = Field(default_factory=dict)
     missing: Names = ()
+    limit: int | None = None
     documents: dict[str, Known] = Field(default_factory=dict)
 
     @model_validator(mode="after")

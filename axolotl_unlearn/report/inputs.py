@@ -11,6 +11,7 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits, with_attacks
 from axolotl_unlearn.metrics.results import Results, load_results, whole
+from axolotl_unlearn.metrics.verdict import told_by_attacks
 
 #: Of a row of audit.jsonl, where the texts were kept.
 TEXTS = ("prompt", "expected", "generated")
@@ -32,8 +33,7 @@ def find_inputs(
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
         good = [one for one in attacked if whole(one)]
-        told = {one["model"]: one["documents"] for one in good if one.get("documents")}
-        if told:
+        if told := told_by_attacks(results, good):
             extras["audit"] = with_attacks(extras["audit"], told)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)

@@ -230,6 +230,22 @@ def judge(
     return Verdict(status, findings, *parts)
 
 
+def told_by_attacks(
+    results: Results, attacks: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """``{model: {document: {"p", "side"}}}`` of the attack files that count for a model, with the
+    smallest p of each document times the number of files."""
+    told: dict[str, dict[str, dict[str, Any]]] = {}
+    for model in results.models:
+        facts, _ = _facts(model, results.role("original"), None, attacks)
+        files = [one.documents for one in facts.attacks if one.documents]
+        for name in {name for one in files for name in one}:
+            best = min((one[name] for one in files if name in one), key=lambda known: known.p)
+            p = min(1.0, best.p * len(files))
+            told.setdefault(model.name, {})[name] = {"p": p, "side": best.side}
+    return told
+
+
 def _facts(
     model: Model, original: Model | None, retrained: Model | None,
     attacks: Sequence[Mapping[str, Any]],
@@ -238,7 +254,8 @@ def _facts(
     mine, unread, ignored = [], [], []
     for one in attacks:
         name = one.get("model")
-        if isinstance(name, str) and name != model.name:
+        same = model.weights is not None and one.get("weights") == model.weights
+        if isinstance(name, str) and name != model.name and not same:
             continue
         title = str(one.get("title") or one.get("attack"))
         if not whole(one):

@@ -268,7 +268,9 @@ def control(facts: Facts) -> Iterator[Read]:
 def _sets(facts: Facts) -> Iterator[Read]:
     lab, sizes = facts.model.membership, facts.model.sizes
     blind = lab.blind if lab is not None else {}
-    apart = {name: one.auc or 0.5 for name, one in blind.items() if one.separates}
+    apart = {
+        name: 0.5 if one.auc is None else one.auc for name, one in blind.items() if one.separates
+    }
     if sizes is not None:  # what the file calls it is not believed
         far = 0.5 + APART * intervals.ideal_membership(*sizes).standard_error
         apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
@@ -623,7 +625,10 @@ def attacks(facts: Facts) -> Iterator[Read]:
         yield read("missing", case, name=title)
     if (one := facts.model.canaries) is not None:
         for p, status in ((one.p_known, "under-forgets"), (one.p_pushed, "over-forgets")):
-            name, figures = "a coin's canaries", {"value": one.auc or 0.5, "p": p, "status": status}
+            name, figures = (
+                "a coin's canaries",
+                {"value": 0.5 if one.auc is None else one.auc, "p": p, "status": status},
+            )
             if p is None:
                 yield read("missing", "unmade", name=name)
             else:
@@ -636,7 +641,10 @@ def attacks(facts: Facts) -> Iterator[Read]:
 def _comes_back(file: Attack) -> Iterator[Read]:
     """Each variant of an attack on the text."""
     wrecked = bool(file.rows) and wrecks(file.model_dump(exclude_none=True))
-    for row in file.rows[1:] or file.rows:
+    if len(file.rows) == 1 or file.limit is not None:
+        case = "unasked" if file.limit is None else "limited"
+        yield read("missing", case, name=file.title or file.attack)
+    for row in file.rows[1:]:
         case = "gained" if row.above_control is None else "back"
         gain = (row.above_control or row.gain).recalled
         outcome = "pass" if gain.high < COMES_BACK else "open"

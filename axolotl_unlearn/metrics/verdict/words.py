@@ -111,6 +111,8 @@ WORDS = {
         "torn": "the file of {name} is not whole: attack again",
         "taught": "the control of {name} is a model that saw the texts",
         "unmade": "{name} could not be made",
+        "unasked": "{name}: nothing was asked",
+        "limited": "{name} was made with `--limit`",
         "back": f"{_BRINGS} above its control",
         "gained": f"{_BRINGS} (no control was given)",
         "wrecked": f"{_BRINGS}, but its training did away with the text",
