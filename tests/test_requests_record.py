@@ -152,6 +152,8 @@ def test_an_event_does_not_vouch_for_a_file_that_was_added(folder, event):
     assert verify(folder).files == "changed"
     if event == "told":
         told(folder, "Cloud Ltd", date(2026, 11, 1))
+        modes = {(folder / name).stat().st_mode & 0o777 for name in PAGES}
+        assert modes == {0o600}, "it was 644 after an event"
     else:
         amend(folder, "erased", erased={})
     assert verify(folder).files == "changed"

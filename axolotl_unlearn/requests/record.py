@@ -253,7 +253,7 @@ def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) ->
     }
     raw = canonical(statement) + b"\n"
     parsed(folder / DRAFT, raw)  # nothing is entered that cannot be read
-    replace_bytes(folder / DRAFT, raw)
+    replace_bytes(folder / DRAFT, raw, private=True)
     entry = digest(folder / DRAFT)
     ledger.append(event, predicate["request"]["id"], record=entry, **facts)
     _publish(folder, made)
@@ -263,7 +263,7 @@ def _publish(folder: Path, made: Mapping[str, bytes]) -> None:
     """The draft becomes the record, last: a run that was killed before does it again."""
     (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
     for name, content in made.items():
-        replace_bytes(folder / name, content)
+        replace_bytes(folder / name, content, private=True)
     (folder / DRAFT).replace(folder / RECORD)
 
 
