@@ -20,9 +20,8 @@ def test_no_author_is_on_two_sides(tmp_path):
     if not SOURCES["TOFU"].is_dir():
         pytest.skip("TOFU's files are not here (TOFU_DIR)")
     data = Tofu(tmp_path / "out", SEED).data
-    sides = {
-        name: read_json_lines(data / f"{name}.jsonl") for name in ("forget", "retain", "heldout")
-    }
+    names = ("forget", "retain", "heldout")
+    sides = {name: read_json_lines(data / f"{name}.jsonl") for name in names}
     sides["holdout"] = read_json_lines(data / "scored/holdout.jsonl")
     assert [len(rows) for rows in sides.values()] == [200, 300, 200, 100]
     questions = [{(row["question"], row["answer"]) for row in rows} for rows in sides.values()]
@@ -30,8 +29,6 @@ def test_no_author_is_on_two_sides(tmp_path):
     scored = read_json_lines(data / "scored/forget05_perturbed.jsonl")
     numbers = [sides["forget"].index(row) for row in scored]
     assert [sum(n // 20 == author for n in numbers) for author in range(10)] == [10] * 10
-    kept = {
-        (row["question"], row["answer"])
-        for row in read_json_lines(data / "scored/retain_perturbed.jsonl")
-    }
+    rows = read_json_lines(data / "scored/retain_perturbed.jsonl")
+    kept = {(row["question"], row["answer"]) for row in rows}
     assert kept <= questions[1]
