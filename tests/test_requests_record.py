@@ -346,7 +346,7 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
     from axolotl_unlearn.requests import record
 
     monkeypatch.setattr(record.Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(record, "replace_bytes", lambda path, content: path.write_bytes(content))
+    monkeypatch.setattr(record, "replace_bytes", lambda path, raw, **_: path.write_bytes(raw))
     monkeypatch.setattr(Ledger, "_write_head", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         amend(folder, "erased", erased=None)
