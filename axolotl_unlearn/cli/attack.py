@@ -9,7 +9,15 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import ABOVE_ZERO, ATTACKED, answer, data_option, out_option, show
+from axolotl_unlearn.cli._options import (
+    ABOVE_ZERO,
+    ATTACKED,
+    COUNT,
+    answer,
+    data_option,
+    out_option,
+    show,
+)
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 
@@ -122,7 +130,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
     "--source", "retain", "What to train on: retain, a file, or forget (documents that are then "
     "not asked about).",
 )  # fmt: skip
-@_default("--rows", 20, "Rows to train on.")
+@_default("--rows", 20, "Rows to train on.", type=COUNT)
 @_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_parts(int))
 @_default("--lr", 1e-4, "Learning rate of AdamW.", type=ABOVE_ZERO)
 @_default("--train-batch", 8, "Rows a step.")

@@ -88,7 +88,9 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
         entry, how = {"type": "alpaca_chat.load_qa"}, "questions, by the prompt of alpaca_chat"
     entry = {"path": str(sides[0]), "ds_type": "json", **entry}
     flow = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
-    text = text.substitute(given, config=out, entry=flow)
+    given = given | {"prepared": f"{given['output_dir']}-prepared"}
+    named = {name: value and _scalar(str(value)) for name, value in given.items()}
+    text = text.substitute(named, config=out, entry=flow)
     said = [f"  {path}: read as {words}." for path, (_, words) in found.items()]
     if any(other != block for other, _ in others):
         said.append("  note: the sides have rows of two forms; give both the same.")
@@ -102,6 +104,11 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
             "\nunlearn:\n", f"\nunlearn:\n  # Guessed of the rows: {how}.\n  {line}\n"
         )
     return text, said
+
+
+def _scalar(text: str) -> str:
+    """As YAML reads it: a path may hold ": "."""
+    return yaml.safe_dump([text], default_flow_style=True, width=1000).strip()[1:-1]
 
 
 def _first_rows(config: str) -> list[str]:
