@@ -380,11 +380,13 @@ def test_an_export_that_was_kept_finds_an_older_ledger(folder, tmp_path):
 
 
 def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
-    """The best of how many: refused, not shown and shown ones, of other requests too."""
+    """The best of how many: refused, not shown and shown ones, of other requests too; the same rows
+    in another order had lost the tries of before."""
     from axolotl_unlearn.requests.record import tried
 
+    rows = [{"id": who, "dataset": 0, "row": {"text": SECRET}} for who in ("ada", "bo")]
     for name, outcome in (("1", "refused"), ("2", "not shown")):
-        folder = finished_request(tmp_path / "requests", name)
+        folder = finished_request(tmp_path / "requests", name, forget=rows[:: 3 - 2 * int(name)])
         (folder / "forget.yml").write_text("seed: 7\nmax_steps: 5\nbase_model: x\n")
         made = {"outcome": outcome, "status": "x", "good": False}
         for _ in range(2):  # a run that goes on does not count twice

@@ -183,7 +183,7 @@ def tried(request: Request, verdict: Mapping[str, Any]) -> None:
         config = request.path(name) if name and request.path(name).is_file() else config
     given = read_config(config)
     facts = {
-        "rows": ledger.keyed_file(request.rows("forget")),
+        "rows": _same_rows(request, ledger)[0],
         "outcome": verdict.get("outcome"),
         "status": verdict["status"],
         "way": request.way["way"],
@@ -192,14 +192,22 @@ def tried(request: Request, verdict: Mapping[str, Any]) -> None:
         "config": digest(config),
         "weights": hashlib.sha256(canonical(weights(request.newest))).hexdigest(),
     }
-    for entry in _tries(ledger, facts["rows"]):
+    for entry in _tries(request, ledger):
         if entry["request"] == request.id and facts.items() <= entry.items():
             return
     ledger.append(TRIED, request.id, **facts)
 
 
-def _tries(ledger: Ledger, rows: str) -> list[dict[str, Any]]:
-    return [e for e in ledger.entries() if e["event"] == TRIED and e.get("rows") == rows]
+def _tries(request: Request, ledger: Ledger) -> list[dict[str, Any]]:
+    rows = _same_rows(request, ledger)
+    return [e for e in ledger.entries() if e["event"] == TRIED and e.get("rows") in rows]
+
+
+def _same_rows(request: Request, ledger: Ledger) -> tuple[str, str]:
+    """What stands for the rows to forget in whatever order; and in entries of before their file."""
+    path = request.rows("forget")
+    ids = sorted(str(row["id"]) for row in read_json_lines(path))
+    return ledger.keyed("\n".join(ids)), ledger.keyed_file(path)
 
 
 def told(folder: Path | str, recipient: str, day: date) -> None:
@@ -339,7 +347,7 @@ def _predicate(
     way = request.way | (read_json(folder / PROOF) or {})
     way = {name: value for name, value in way.items() if name not in ("base", "shards")}
     tested = request.rows("tested")
-    tries = _tries(ledger, ledger.keyed_file(request.rows("forget")))
+    tries = _tries(request, ledger)
     parts = ("request", "time", "outcome", "way", "seed", "options")
     return {
         "request": {
