@@ -198,6 +198,10 @@ def test_the_list_has_the_files_that_the_verdict_counts(tmp_path):
     put("inside", "w", a=0.001, b=0.5)
     put("membership", "w", a=0.8, b=0.9)
     assert listed() == {"a": 0.002, "b": 1.0}
+    again = file | {"attack": "inside", "documents": {}, "sentence": "Some told."}
+    (tmp_path / "inside-one-2.json").write_text(json.dumps(again), "utf-8")
+    said = find_inputs(made, tmp_path)["attack_sentences"]
+    assert said["inside on one"] == "Some told. None told.", "the page said the last alone"
 
 
 #: Column of the member texts, value of c, of the retrained model, of one held-out text; recited?

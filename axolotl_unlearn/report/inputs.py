@@ -35,10 +35,13 @@ def find_inputs(
         good = [one for one in attacked if whole(one)]
         if told := told_by_attacks(results, good):
             extras["audit"] = with_attacks(extras["audit"], told)
-        extras["attack_sentences"] = {
-            f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
-            for one in good
-        }
+        said: dict[str, str] = {}  # of runs with several settings all
+        for one in good:
+            name = f"{one['attack']} on {one['model']}"
+            said[name] = " ".join(
+                filter(None, [said.get(name), one.get("sentence") or sentence(one)])
+            )
+        extras["attack_sentences"] = said
     elif attacks:
         raise UnlearnError(
             f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
