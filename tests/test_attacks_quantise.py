@@ -163,6 +163,11 @@ def test_command_line_from_model_to_file(lab, tmp_path):
     assert again.exit_code == 0
     assert stored == {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}
     assert json.loads((tmp_path / "quantise-memorised.json").read_text()) == report
+    # Fewer tokens recall less; their file takes the place of none.
+    fewer = [*common[:-1], 1]
+    run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *fewer)
+    assert len([*tmp_path.glob("quantise-*.json")]) == 2
+    assert json.loads((tmp_path / "quantise-memorised.json").read_text()) == report
     # No text of the forget set is written.
     for path in (one for one in tmp_path.rglob("*") if one.is_file()):
         assert "two dogs" not in path.read_text()

@@ -40,6 +40,7 @@ def rounded(*schemes: str, **more) -> dict:
 
 @pytest.mark.parametrize("second, files", [
     (rounded("int8"), 2), (rounded("int8", "int4", group=64), 2), (rounded("int8", limit=3), 2),
+    (rounded("int8", "int4", max_new_tokens=1), 2),
     (rounded("int8", "int4", model="n"), 2), (rounded("int8", "int4", "nf4"), 1),
     (rounded("int8", weights="x"), 1), (rounded("int8", data={"forget": "y"}), 1),
 ])  # fmt: skip

@@ -224,7 +224,8 @@ def attack_models(
     for spec in specs[: len(models)]:
         found = attack_model(load(spec, against), *sides, attacks)
         names = {"model": spec.name, "control": specs[-1].name if control else None}
-        facts = {"data_dir": str(data_dir), "seed": seed, "limit": limit, "blind": blind}
+        facts = {"data_dir": str(data_dir), "seed": seed, "limit": limit, "join": join}
+        facts |= {"dtype": dtype, "blind": blind}
         facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
         counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
         facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}

@@ -93,8 +93,9 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
 def _finish(out: Path, data_dir: Path, result: dict) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
-    limit = click.get_current_context().params.get("limit")
-    path = save(out, {**result, "data_dir": str(data_dir), "limit": limit})
+    given = click.get_current_context().params
+    how = {name: given[name] for name in ("limit", "max_new_tokens", "join", "dtype")}
+    path = save(out, {**result, "data_dir": str(data_dir), **how})
     answer(file=path, says=sentence(result), **result)
     show(table(result), sentence(result), f"Written: {path}")
 

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -30,6 +29,7 @@ from axolotl_unlearn.data.documents import read_documents, with_prompt
 from axolotl_unlearn.data.records import SUFFIXES, Record, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
+from axolotl_unlearn.metrics.results import MADE_UP
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
 
@@ -190,7 +190,7 @@ def load_sets(
                 "nonmember.",
                 code="eval.both-sides",
             )
-        known = {name for name, _ in sides["member"] if not re.fullmatch(r"row\d+", name)}
+        known = {name for name, _ in sides["member"] if not MADE_UP.fullmatch(name)}
         if twice := sorted(name for name, _ in sides["nonmember"] if name in known):
             raise UnlearnError(
                 f"{folder}: {len(twice)} ids stand in member.jsonl and in nonmember.jsonl (first: "

@@ -58,7 +58,7 @@ def _present(parts: Any) -> Any:
 
 
 #: Ids of rows that have none, which say nothing about other files.
-_MADE_UP = re.compile(r"row\d+")
+MADE_UP = re.compile(r"row\d+")
 Number = Annotated[float | None, BeforeValidator(_number)]
 Share = Annotated[Number, AfterValidator(_share)]
 Finite = Annotated[float, BeforeValidator(_number)]
@@ -153,7 +153,7 @@ class Likelihood(Part):
     @model_validator(mode="after")
     def _agree(self) -> Likelihood:
         sides = (self.member_id, self.nonmember_id)
-        both = {name for name in sides[0] if not _MADE_UP.fullmatch(name)} & {*sides[1]}
+        both = {name for name in sides[0] if not MADE_UP.fullmatch(name)} & {*sides[1]}
         if both or any(len(set(side)) < len(side) for side in sides):
             raise ValueError("the same id stands for two texts")
         return self

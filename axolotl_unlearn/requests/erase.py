@@ -262,12 +262,13 @@ def erase(planned: Plan) -> dict[str, Any]:
     ledger, known = Ledger(folder.parent), folder / ERASED
     goes = _facts(planned.removable, folder)
     old, again = read_json(known) or {"removed": []}, [one["path"] for one in goes]
-    # What a killed run has not come to is no removed place; of one that ended all is, whatever was
-    # written there since.
+    # What a killed run has not come to is no removed place; of those that ended all is, whatever
+    # was written there since.
+    ended = old["removed"] if "time" in old else old.get("ended", ())
     gone = [
         one
         for one in old["removed"]
-        if one["path"] not in again and ("time" in old or not os.path.lexists(folder / one["path"]))
+        if one["path"] not in again and (one in ended or not os.path.lexists(folder / one["path"]))
     ]
 
     def public(ones: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -291,7 +292,7 @@ def erase(planned: Plan) -> dict[str, Any]:
         own = [item for item in planned.removable if item.path.is_relative_to(owner)]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
     name = read(folder)["predicate"]["request"]["id"]
-    begun = {"removed": gone + goes, "files": _files(planned.removable, folder)}
+    begun = {"removed": gone + goes, "files": _files(planned.removable, folder), "ended": gone}
     ledger.append("erasing", name, places=public(goes), begun=ledger.keyed(json.dumps(begun)))
     write_json(known, begun)
     result, texts = planned.look(removing=True), planned.texts

@@ -150,6 +150,11 @@ def new_request(
         raise fault("requests.none-kept", says)
     forget = [row for row in trained.rows if row.id in chosen]
     dropped = [row for row in trained.dropped if row.id in chosen]
+    if dropped:
+        says = "too long for it, or with nothing to learn: deleted, too"
+        trained.limits.append(
+            f"of the chosen rows the training had left out {len(dropped)}, {says}"
+        )
     tested = [*(row for row in trained.heldout if row.id in chosen), *dropped]
     if not forget:
         says = f"{config_path}: the model has learned none of the {len(tested)} chosen rows: they"
@@ -165,9 +170,6 @@ def new_request(
         parts["canaries"], coins = _canaries(options.canaries, trained, chosen)
     documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
     counts = {name: len(rows) for name, rows in parts.items()}
-    says = "too long for it, or with nothing to learn: deleted, too"
-    left_out = [f"of the chosen rows the training had left out {len(dropped)}, {says}"]
-    left_out = left_out if dropped else []
     hints = {row for rows in offered.hints.values() for row in rows}
     facts = {
         "schema": SCHEMA,
@@ -188,7 +190,7 @@ def new_request(
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out),
         "after_request": accepted[-1]["request"] if accepted else None,
-        "limits": [*trained.limits, *limits, *left_out],
+        "limits": [*trained.limits, *limits],
     }
     _make(out, empty)
     try:

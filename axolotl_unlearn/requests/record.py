@@ -326,12 +326,10 @@ def _predicate(
     # A small number is a count in a sentence, whosever id it is.
     names = {n for n in names if not (n.isdigit() and len(n) < LEAST_DIGITS)}
     longest = sorted(names, key=len, reverse=True)
-    known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
 
     def without_names(texts: list[str]) -> list[str]:
-        return (
-            [known.sub(lambda at: ledger.keyed(at[0]), text) for text in texts] if names else texts
-        )
+        known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
+        return [known.sub(lambda at: ledger.keyed(at[0]), t) if names else t for t in texts]
 
     def public(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """With a base model by its name alone where it is a folder: no path of this machine."""
