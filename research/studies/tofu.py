@@ -7,7 +7,8 @@
 set, evenly over authors. Nothing is chosen: every strength is in the table. Presets have their published settings
 at three learning rates; *TNPO* is examples/smollm2/over.yml at three betas, *merged* each two of these by TIES.
 All unlearn for 50 steps of a LoRA on the last 20 layers (RMU: 25; `match`: all, from its teacher's start, with 200
-other rows of retain90 for its level). Intervals are 95 % over authors.
+other rows of retain90 for its level). *shards* are eight by author, before and after one request for the ten
+authors (``--way shards``). Intervals are 95 % over authors.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+from rich.console import Console
+
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.request import write_yaml
+from axolotl_unlearn.requests.ways.shards import make, train_shards
 from research.analysis.seeds import facts
 from research.harness import import_libraries
 from research.runs import ROOT, in_parallel
+from research.studies.exact_requests import processor
 from research.studies.reproduce import REAL, SOURCES, Real
 from research.worlds.smollm2 import fetch_smollm2
 
@@ -86,6 +96,38 @@ class Tofu(Real):
                 "unlearn.heldout": self.data / "heldout.jsonl"}  # fmt: skip
         start = {"base_model": self.out / "teacher-start", "peft_layers_to_transform": None}
         self.unlearned(name, data | start | {"lora_r": 64, "lora_alpha": 64})
+
+    def sharded(self, name: str) -> None:
+        """``shards/model``, or with ``deleted`` the request that follows; ``costs.json``: processor seconds."""
+        data, costs = self.out / "data" / "authors.jsonl", self.out / "shards" / "costs.json"
+        path, seen = self.out / "configs" / "shards.yml", processor()
+        write_lines(data, [
+            {"author": f"{side} {n // AUTHOR}", "segments": [
+                {"label": False, "text": f"Question: {one['question']}\nAnswer:"},
+                {"label": True, "text": f" {one['answer']}<|im_end|>"}]}
+            for side in ("forget", "retain")
+            for n, one in enumerate(read_json_lines(self.data / f"{side}.jsonl"))])  # fmt: skip
+        config = yaml.safe_load((ROOT / "examples/tofu/memorise.yml").read_text("utf-8"))
+        rows = {"path": str(data), "ds_type": "json", "type": "input_output"}
+        config |= {"base_model": str(self.base), "seed": SEED, "datasets": [rows]}
+        write_yaml(path, "", {k: v for k, v in config.items() if k not in ("plugins", "unlearn")})
+        if name == "shards":
+            made = train_shards(path, self.out / name, "author", 8, threads=1, key=b"541".ljust(32))
+            found = {"rows": made["rows"]}
+        else:
+            wanted = Wanted(where=[("author", f"forget {n}") for n in range(FORGET // AUTHOR)])
+            options = Options(model=self.out / "shards" / "model", steps=2)
+            request = new_request(path, self.out / "requests" / "1", wanted, options).request
+            seen = processor()
+            with running.running(request, 1, Console()) as run:
+                running.take(request, "shards")
+                make(request, run)
+            found = {"again": request.way["again"], **json.loads(costs.read_text("utf-8"))}
+        write_json(costs, found | {name: round(processor() - seen, 1)})
+
+    def path(self, name: str) -> Path:
+        routed = {"shards": "shards/model", "shards, deleted": "requests/1/model"}
+        return self.out / routed[name] if name in routed else super().path(name)
 
     def measure(self, name: str, *models: str) -> None:
         folder, own = self.out / "eval" / name, self.out / "eval" / "retrained" / "ratios.json"
@@ -148,6 +190,8 @@ def graph(world: Tofu) -> dict[str, Any]:
     jobs["teacher"] = ("original",), world.teacher
     for n, rate in enumerate((0.002, 0.001, 0.004)):
         add(f"match{n}", ("teacher",), world.matched, rate)
+    jobs["shards"] = (), lambda: world.sharded("shards")
+    jobs["shards, deleted"] = ("shards",), lambda: world.sharded("shards, deleted")
     return jobs
 
 
