@@ -371,13 +371,17 @@ def rates(first: Tiny) -> dict[str, Any]:
                      for kind, of in labels.items()]}  # fmt: skip
 
 
-def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dict[str, Any]:
+def results(
+    command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str, beside: Sequence[str] = ()
+) -> dict[str, Any]:
     kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
     seeds = {}
     for world in fresh:
         found = {name: world.scores(name) for name in (*STORY, *world.methods)}
         seeds[str(world.seed)] = {name: {key: one[key] for key in kept if one.get(key)}
                                   for name, one in found.items() if one}  # fmt: skip
+    files = [ROOT / "research" / "results" / f"{name}.json" for name in beside]
+    earlier = {k: v for f in files for k, v in json.loads(f.read_text("utf-8"))["seeds"].items()}
     tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
     made = facts(command) | ({"machine": machine} if machine else {})
@@ -387,7 +391,7 @@ def results(command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str) -> dic
         "development": {name: dev.scores(name).get("aggregate") for name in tried},
         "processor_hours": round(spent / 3600, 2),
         "seeds": seeds,
-        "tables": tables(seeds)
+        "tables": tables(earlier | seeds)
         | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)], fresh[0])}
         | {"development": development(dev), "rates": rates(fresh[0])},
     }
@@ -403,6 +407,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6000)
     parser.add_argument("--only", nargs="+", default=(), help="jobs by name, as `511 match`")
     parser.add_argument("--to", help="write research/results/NAME.json of what is done")
+    parser.add_argument(
+        "--beside", nargs="+", default=(), metavar="NAME", help="with --to: means hold its seeds"
+    )
     parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
     out, kind = given.out.absolute(), Real if given.real else Tiny
@@ -413,7 +420,7 @@ def main() -> None:
     if given.to:
         command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
         path = ROOT / "research" / "results" / f"{given.to}.json"
-        write_json(path, results(command, dev, fresh, given.machine))
+        write_json(path, results(command, dev, fresh, given.machine, given.beside))
         return
     import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)
