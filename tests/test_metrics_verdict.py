@@ -460,7 +460,8 @@ def attack(*rows_, model="model", **more):
         | ({} if above is None else {"above_control": figure(above)})
         for i, (gain, above) in enumerate([(0.0, 0.0), *rows_])
     ]
-    return {"attack": "relearn", "title": "Relearning", "model": model, "rows": made, **more}
+    names = {"attack": "relearn", "title": "Relearning", "model": model}
+    return names | {"max_new_tokens": 128, "rows": made, **more}
 
 
 def members_file(*p_values, attack="membership", **more):
@@ -506,6 +507,9 @@ FILES = {
     "nothing made": (members_file(), "open"),
     "nothing asked": (attack(), "open"),
     "of some rows": (attack((0.01, 0.0), limit=4), "open"),
+    "a word at a time": (attack((0.01, 0.0), max_new_tokens=3), "open"),
+    "a word at a time, back": (attack((0.4, 0.4), max_new_tokens=3), "fail"),
+    "it says not how much": (attack((0.01, 0.0), max_new_tokens=None), "open"),
     "of some members": (members_file(0.5, limit=4), "open"),
     "of some rows, back": (attack((0.4, 0.4), limit=4), "fail"),
     "of these weights by another name": (attack((0.4, 0.4), model="x", weights="a"), "fail"),

@@ -587,6 +587,7 @@ class Attack(Part):
     tests: dict[str, Test] = Field(default_factory=dict)
     missing: Names = ()
     limit: int | None = None
+    max_new_tokens: int | None = None
     documents: dict[str, Known] = Field(default_factory=dict)
 
     @model_validator(mode="after")

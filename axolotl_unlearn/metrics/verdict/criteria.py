@@ -52,6 +52,8 @@ COPY = 0.01
 APART = 4.0
 #: New tokens beyond an answer's own: what is said before it.
 BEFORE = 8
+#: So many an attack lets the model say, where the texts are not shorter.
+NEW_TOKENS = 128
 #: Chance of finding a difference that is called findable.
 POWER = 0.8
 #: Scores that every model is judged by; without one of them nothing is shown.
@@ -634,12 +636,16 @@ def attacks(facts: Facts) -> Iterator[Read]:
             else:
                 yield read("fail" if p < ADDED else "pass", "told", name=name, **figures)
     for file in facts.attacks:
-        yield from _comes_back(file)
+        yield from _comes_back(file, facts.model)
         yield from _told_by(file)
 
 
-def _comes_back(file: Attack) -> Iterator[Read]:
-    """Each variant of an attack on the text."""
+def _comes_back(file: Attack, model: Model) -> Iterator[Read]:
+    """Each variant of an attack on the text; one that let the model say too little shows nothing."""
+    longest = max((row.tokens or 0 for row in model.texts if not row.member), default=0)
+    asked = min(longest + BEFORE, model.max_gen_toks or NEW_TOKENS, NEW_TOKENS)
+    if file.rows and (file.max_new_tokens or 0) < asked:
+        yield read("missing", "cut", name=file.title or file.attack, n=asked)
     wrecked = bool(file.rows) and wrecks(file.model_dump(exclude_none=True))
     if len(file.rows) == 1 or file.limit is not None:
         case = "unasked" if file.limit is None else "limited"

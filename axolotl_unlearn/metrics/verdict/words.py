@@ -113,6 +113,7 @@ WORDS = {
         "unmade": "{name} could not be made",
         "unasked": "{name}: nothing was asked",
         "limited": "{name} was made with `--limit`",
+        "cut": "{name}: that {n} tokens were generated is not known",
         "back": f"{_BRINGS} above its control",
         "gained": f"{_BRINGS} (no control was given)",
         "wrecked": f"{_BRINGS}, but its training did away with the text",
