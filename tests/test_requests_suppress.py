@@ -62,6 +62,7 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     listed = Suppression.read(path)
     assert all(listed.holds(row) for row in FORMS.values())
     assert listed.holds({"instruction": "zoë", "output": 7}), "short texts count together"
+    assert listed.holds({"output": 7, "instruction": "zoë"}), "in any order"
     free = [*OTHERS, {"text": SYSTEM}, {"input": "Zoë", "output": "8"}, {"text": "Zoë"}, {}]
     assert not any(listed.holds(row) for row in free)
     assert "Quill" not in path.read_text() and "Rope" not in path.read_text()

@@ -3,7 +3,7 @@
 `axolotl-unlearn request erase` and `request suppress` write ``suppression.json`` beside
 ``ledger.key``, whose HMAC the digests are: a plain hash of a name can be guessed. A row is on the
 list if a text of it with `SHORTEST` words or more is, or all its texts together are; capitals,
-punctuation, Unicode forms and the names of fields do not count.
+punctuation, Unicode forms, and the names and the order of fields do not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def forms(row: Mapping[str, Any]) -> Iterator[str]:
     """What is looked up of a row: each longer text, and all of them together."""
     every = [" ".join(words(text)) for text in _texts(row)]
     yield from (f"text {one}" for one in every if one.count(" ") >= SHORTEST - 1)
-    yield f"row {' | '.join(filter(None, every))}"
+    yield f"row {' | '.join(sorted(filter(None, every)))}"
+    yield f"row {' | '.join(filter(None, every))}"  # of lists that were written before
 
 
 def _texts(value: Any) -> Iterator[str]:
