@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -109,7 +110,8 @@ class Tofu(Real):
             for n, one in enumerate(read_json_lines(self.data / f"{side}.jsonl"))])  # fmt: skip
         config = yaml.safe_load((ROOT / "examples/tofu/memorise.yml").read_text("utf-8"))
         rows = {"path": str(data), "ds_type": "json", "type": "input_output"}
-        config |= {"base_model": str(self.base), "seed": SEED, "datasets": [rows]}
+        config |= {"base_model": str(self.base), "seed": SEED, "datasets": [rows], "bf16": False}
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"  # Axolotl refuses `bf16` on a processor
         write_yaml(path, "", {k: v for k, v in config.items() if k not in ("plugins", "unlearn")})
         if name == "shards":
             made = train_shards(path, self.out / name, "author", 8, threads=1, key=b"541".ljust(32))
