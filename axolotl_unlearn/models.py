@@ -244,8 +244,8 @@ def _looks_like_path(name: str) -> bool:
     )
 
 
-def weights_digest(spec: ModelSpec) -> str:
-    """SHA-256 over weights, configs and tokenizer of a model."""
+def weights_digest(spec: ModelSpec, but: str = "") -> str:
+    """SHA-256 over weights, configs and tokenizer of a model; without files of a suffix."""
     if spec.served:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
@@ -259,7 +259,7 @@ def weights_digest(spec: ModelSpec) -> str:
             continue
         files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
         files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
-        for path in sorted(files):
+        for path in sorted(file for file in files if not but or file.suffix != but):
             total.update(f"{path.relative_to(folder)}:{file_digest(path)}\n".encode())
     return total.hexdigest()
 

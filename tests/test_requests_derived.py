@@ -17,6 +17,7 @@ from requests_folder import answered, finished_request, said
 from axolotl_unlearn.merging import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
+from axolotl_unlearn.requests.request import weights
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,8 @@ def test_of_an_adapter(tmp_path):
     tiny_adapter(old, base)
     tiny_adapter(old / "checkpoint-5", base, train_seed=5)
     tiny_adapter(tmp_path / "models" / "another", base, train_seed=7)
-    before = {"model": str(base), "adapter": str(old)}
+    files = [one["sha256"] for one in weights(old).values()]  # which `request new` writes down
+    before = {"model": str(base), "adapter": str(old), "files": files}
     folder = finished_request(tmp_path / "requests", "1", before)
     shutil.rmtree(folder / "model")
     tiny_adapter(folder / "model", base, train_seed=9)
@@ -100,6 +102,13 @@ def test_of_an_adapter(tmp_path):
     )
     found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
     assert set(found) == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}
+    (old / "adapter_model.safetensors").unlink()  # after `erase` nobody knew the copy
+    found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
+    assert found["copy"] == "its weights are those of one"
+    request = folder / "request.json"
+    request.write_text(request.read_text().replace('"files"', '"of-older-versions"'))
+    found = {one.path: one.why for one in derived(folder, [tmp_path / "models"])}
+    assert "not known, look yourself: it is gone" in found[old]
 
 
 def bomb(folder, kind: str) -> None:

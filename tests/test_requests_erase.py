@@ -171,6 +171,122 @@ def test_a_second_erase_does_not_unsay_the_first(home, monkeypatch, killed):
     assert weights.read_bytes() == b"of the next run"
 
 
+@pytest.mark.parametrize("narrower", [False, True])
+def test_a_later_search_does_not_unsay_what_an_earlier_one_found(home, narrower):
+    """The rows were gone, or the place was not named again: the letter said "0 places"."""
+    backup = home.parent / f"{home.name}-backup"
+    write_lines(backup / "copy.txt", [SECRET])
+    more = [] if narrower else ["--with-data"]
+    said("erase", "requests/2026-001", "--yes", "--search", str(backup), *more)
+    first = read(Path("requests/2026-001"))["predicate"]["erased"]
+    said("erase", "requests/2026-001", "--yes")
+    second = read(Path("requests/2026-001"))["predicate"]["erased"]
+    assert second["places"] == first["places"] == 2 + narrower
+    assert sorted(map(json.dumps, second["left"])) == sorted(map(json.dumps, first["left"]))
+    Path("train.jsonl").unlink()
+    said("erase", "requests/2026-001", "--yes")
+    assert read(Path("requests/2026-001"))["predicate"]["erased"]["places"] == 1 + narrower
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "out/tuned/adapter_model.safetensors",
+        "out/tuned/checkpoint-10",
+        "prepared/0123456789abcdef0123456789abcdef",
+        "requests/2026-001/work",
+    ],
+)
+def test_what_was_moved_away_and_linked_is_named(home, name):
+    """The link went, and the record said that the model before was removed."""
+    shutil.move(name, target := home.parent / f"{home.name}-large")
+    Path(name).symlink_to(target)
+    found = said("erase", "requests/2026-001", "--yes").output.replace("\n", "")
+    assert f"it is a link to {target}; remove both by hand" in found
+    assert Path(name).exists()
+    erased = read(Path("requests/2026-001"))["predicate"]["erased"]
+    assert erased["model_before"] is ("safetensors" not in name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-20/pytorch_model_fsdp_0/__0_0.distcp",
+        "checkpoint-30/pytorch_model.bin",
+        "checkpoint-40/global_step40/mp_rank_00_model_states.pt",
+        "checkpoint-50/trainer_state.json",
+        "pytorch_model_fsdp_0/__0_0.distcp",
+    ],
+)
+def test_checkpoints_of_every_trainer_go(home, name):
+    (path := Path("out/tuned") / name).parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x80\x00weights")
+    said("erase", "requests/2026-001", "--yes")
+    assert not path.parent.exists() and Path("out/tuned/notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["tuned-Q4_K_M.gguf", "consolidated.00.pth"])
+@pytest.mark.parametrize("after", [False, True])
+def test_other_weights_in_the_folder_are_named(tmp_path, monkeypatch, name, after):
+    """Made before the request, they stayed without a word; after it, no weights went at all."""
+    monkeypatch.chdir(tmp_path)
+    (path := model_folder(Path("out/tuned"), b"old") / name)
+    first, last = [lambda: None, lambda: path.write_bytes(b"GGUF")][:: 1 if after else -1]
+    first()
+    model = {"model": "out/tuned", "adapter": None}
+    write(folder := finished_request(Path("requests"), "1", model, outputs=OUTPUTS))
+    last()
+    found = said("erase", folder, "--yes").output
+    assert not Path("out/tuned/model.safetensors").exists()
+    assert f"{name} (it may hold weights of the model before" in found
+    assert read(folder)["predicate"]["erased"]["model_before"] is False
+    path.unlink()
+    said("erase", folder, "--yes")
+    assert read(folder)["predicate"]["erased"]["model_before"] is True
+
+
+@pytest.mark.parametrize("erased_before", [False, True])
+def test_what_the_next_fine_tuning_wrote_there_stays(home, erased_before):
+    """Its checkpoints and merged model went, though its adapter stayed."""
+    out = Path("out/tuned")
+    if erased_before:
+        said("erase", "requests/2026-001", "--yes")
+        (out / "checkpoint-10").mkdir()
+    else:
+        (out / "adapter_model.safetensors").write_bytes(b"of the next run")
+        model_folder(out / "merged", b"of the next run")
+    (out / "checkpoint-10/adapter_model.safetensors").write_bytes(b"of the next run")
+    there = {path for path in tree() if path.startswith("out/tuned/") and "runs" not in path}
+    said("erase", "requests/2026-001", "--yes")
+    gone = {path for path in there if not Path(path).exists()}
+    assert gone <= {"out/tuned/debug.log", "out/tuned/samples.jsonl"}
+
+
+@pytest.mark.parametrize("text", ["", '{"removed": [', "[]"])
+def test_a_damaged_list_of_an_earlier_run_is_none(home, text):
+    said("erase", "requests/2026-001", "--yes")
+    Path("requests/2026-001/erased.json").write_text(text)
+    with pytest.raises(UnlearnError, match=r"erased\.json is not the file of the record"):
+        plan("requests/2026-001")
+    Ledger(Path("requests")).append("erasing", "2026-001", places=[], begun="x")
+    assert erase(plan("requests/2026-001"))["removed"] == []
+
+
+def test_a_folder_of_others_stops_no_search(home, monkeypatch):
+    """It ended `erase` and `derived` of whoever was not root."""
+    (closed := Path("lost+found")).mkdir()
+    whole = Path.is_dir
+
+    def is_dir(path, **how):
+        if closed.name in path.parts and path.name != closed.name:
+            raise PermissionError(13, "Permission denied")
+        return whole(path, **how)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    found = search([Path()], Texts.of([SECRET], []))
+    assert closed in found.unreadable and Path("train.jsonl") in found.left
+
+
 def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     before = tree()
     assert "then searching again" in said("erase", "requests/2026-001", "--yes").output
@@ -481,6 +597,26 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     own = next(line for line in listed.splitlines() if line.startswith("2026-001"))
     assert "files removed for another request" in own
     assert "erasing" not in own, "which says that an erasure of its own did not end"
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_models_of_earlier_requests_are_named_or_of_the_same_shards_go(home, same):
+    """After `shards train` the next request begins with the shards: the last one's model, which
+    knows the rows, was in no list."""
+    first = Path("requests/2026-001")
+    second = finished_request(
+        Path("requests"), "2026-002", {"model": "out/another", "adapter": None}
+    )
+    for folder in (first, second) if same else ():
+        base = "base" if folder == first else None
+        write_json(folder / "way.json", {"way": "shards", "base": base, "shards": "../../shards"})
+        write(folder)
+    write(second)
+    found = {item.path: item.why for item in plan(second).items if item.kind == "earlier model"}
+    made = None if same else "request '2026-001' made it; remove it by hand"
+    began = "request '2026-001' began with it: erase that one"
+    weights = [Path("out/tuned/adapter_model.safetensors"), Path("out/tuned/training_args.bin")]
+    assert found == {first / "model": made, **dict.fromkeys(weights, began)}
 
 
 @pytest.mark.parametrize("other", ["a new run", "an open request", "elsewhere"])

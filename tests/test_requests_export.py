@@ -364,6 +364,10 @@ def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
     assert fields == ["owner", "same", "same", "whole"]
     assert answered("verify", out, code=3)["signature"] == "not compared"
     said("verify", out, "--public-key", other, code=4)
+    another = f"{model_folder(tmp_path / 'another', b'another')}+{folder / 'model'}"
+    for place in (folder, out):
+        found = answered("verify", place, "--public-key", public, "--model", another, code=5)
+        assert found["model"] == "other", "on another base"
     (folder / "model" / "adapter_model.safetensors").write_bytes(b"other")
     assert answered(*mine, code=5)["model"] == "other"
 

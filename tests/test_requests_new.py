@@ -23,6 +23,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import new, record
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
+from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.rows import (
     deleted_rows,
     encoded,
@@ -347,6 +348,8 @@ def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_row
         shutil.rmtree(earlier / "data")
     facts = new_request(home / "finetune.yml", requests / "r2", ADA_ROWS).request.facts
     assert facts["before"]["model"] == str(earlier / "model"), "it starts from the last model"
+    files = [one["sha256"] for one in weights(earlier / "model").values()]
+    assert facts["before"]["files"] == sorted(files) != []
     kept = {row["id"] for row in lines(requests / "r2" / "data" / "retain.jsonl")}
     assert deleted not in kept and len(kept) == facts["counts"]["trained"] - 4
     # If it is back, it can be chosen again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import unicodedata
 
 import pytest
@@ -21,6 +22,7 @@ from axolotl_unlearn.data.prepared import content_key
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
@@ -67,6 +69,21 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     assert not any(listed.holds(row) for row in free)
     assert "Quill" not in path.read_text() and "Rope" not in path.read_text()
     assert any("suppression list: " in one for one in verify(folder).says)
+
+
+def test_a_list_that_is_gone_is_missed(folder):
+    """Without the rows it was written anew, and empty."""
+    erase(plan(folder, with_data=True))
+    (folder.parent / "suppression.json").unlink()
+    shutil.copytree(folder, kept := folder.with_name("kept"))
+    found = verify(folder)
+    assert found.files == "changed" and "suppression.json, which `request erase`" in found.says[1]
+    with pytest.raises(UnlearnError) as caught:
+        suppress(folder.parent)
+    assert caught.value.code == "requests.list-gone"
+    shutil.rmtree(kept)
+    write_lines(folder / "data" / "forget.jsonl", [{"id": "r", "row": FORMS["records"]}])
+    assert suppress(folder.parent)[1] > 0
 
 
 @settings(max_examples=60)

@@ -25,7 +25,7 @@ from axolotl_unlearn.requests.erase import erase
 from axolotl_unlearn.requests.erase import plan as plan_erase
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
-from axolotl_unlearn.requests.run import run_request, running, take
+from axolotl_unlearn.requests.run import hand_over, run_request, running, take
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.shards import train_shards
 from axolotl_unlearn.shards import NAME as ROUTER
@@ -138,6 +138,11 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
     assert weights(made / "model")[name] == facts["model"][name]
 
     assert holds(out, "Norrby") == []
+    write(out / "work/key/made/adapter_model.safetensors", [])  # of a training that was stopped
+    with monkeypatch.context() as patched:
+        patched.setattr("axolotl_unlearn.requests.erase.is_held", lambda _: True)
+        kept = [one for one in plan_erase(made).items if one.path == out / "work"]
+        assert kept[0].why == "the shards are being trained"
     planned = plan_erase(made)
     erase(planned)
     assert not [*out.rglob("*.safetensors")]
@@ -166,7 +171,8 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
 
     def overtaken(folder, made=shards.private_folder):  # a request ends while the rows are read
         if folder == out:
-            shards.write_json(made(out) / "shards.json", {"schema": shards.SCHEMA, "deleted": [7]})
+            facts = dict.fromkeys(shards.FIELDS) | {"schema": shards.SCHEMA, "deleted": [7]}
+            shards.write_json(made(out) / "shards.json", facts)
         return made(folder)
 
     with monkeypatch.context() as patched, fails("shards.overtaken"):
@@ -239,3 +245,17 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
     both = settings(home, "both", **short)
     fresh = train_shards(both, home / "afresh", "id", COUNT, threads=1, key=KEY)
     assert fresh["model"] == again["model"]
+
+    # Another way deletes it of that model: the shards must not learn it again.
+    fourth = new_request(both, home / "others" / "4", chosen, options).request
+    take(fourth, "retrain")
+    shutil.copytree(home / "base", fourth.path("work", "model"))
+    hand_over(fourth)
+    left = shards.cut(shards.rows_of.remaining(both, shards.rows_of.read_config(both)),
+                      shards.load(out))  # fmt: skip
+    assert other not in json.dumps(left) and "eirik-dahl" in json.dumps(left)
+
+    for broken in ("", '{"schema": 5, "co', '{"schema": 5}', "[]"):
+        (out / "shards.json").write_text(broken)
+        with fails("shards.none"):
+            train_shards(both, out, "id", COUNT, threads=1)

@@ -138,6 +138,8 @@ class Audit:
         if self.knows_nothing:
             loss = f"(loss {self.heldout_loss:.1f}, a guess {self.chance:.1f})"
             yield f"The model is no better than a guess on held-out rows {loss}: this says nothing."
+        if not self.heldout:
+            yield "Without held-out rows a model that says nothing at all passes, too."
         if self.unreadable:
             yield f"Not tested, they are not as recorded: {', '.join(self.unreadable)}."
         if self.missing:

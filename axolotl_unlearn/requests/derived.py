@@ -47,17 +47,20 @@ class Derived:
 
 @dataclass
 class _Known:
-    """What such a model is known by, and digests of models that never read the rows."""
+    """What such a model is known by, digests of models that never read the rows, and models that
+    are gone, of whose files nothing is known."""
 
     root: Path
     digests: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    lost: list[Path] = field(default_factory=list)
     paths: set[Path] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     clean: set[str] = field(default_factory=set)
 
     def says(self, text: str, near: Path) -> bool:
         """Whether a text of a file in ``near`` is one of them."""
-        if text in self.digests or text in self.names:
+        if text in self.digests | self.files | self.names:
             return True
         parts = text.split("+") if len(text) < 4096 else ()
         places = [p / part for part in parts if part for p in (Path(), self.root, near)]
@@ -65,7 +68,7 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if self.digests & {digest, *_files(model)}:
+        if (self.digests | self.files) & {digest, *_files(model)}:
             return "its weights are those of one"
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
@@ -89,6 +92,8 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         if p.name in ORIGINS[:3] or p.suffix in (".gguf", ".safetensors")
     )  # fmt: skip
     found += [Derived(one, f"{UNKNOWN}: it cannot be read", 0) for one in seen.unreadable]
+    gone = f"{UNKNOWN}: it is gone, so its files were compared with none"
+    found += [Derived(one, gone, 0) for one in known.lost]
     for model in models:
         try:
             digests[model] = _digest(model)
@@ -135,12 +140,13 @@ def _known(request: Request) -> _Known:
         known.digests |= {model["before"]["digest"]} - {None}
         other = Request.load(folder)
         source = str(other.facts["before"]["adapter"] or other.facts["before"]["model"])
-        if (place := other.root / source).exists():
-            known.paths.add(place.resolve())
-        else:
-            known.names.add(source)
+        known.paths.add((place := other.root / source).resolve())
+        known.names |= set() if place.exists() else {source}
+        known.files |= {*other.facts["before"].get("files", ())}
+        if "files" not in other.facts["before"] and not weights(place):
+            known.lost.append(place)
     clean = [request.root / str(request.facts["base"]), request.path("model")]
-    known.digests |= set().union(*map(_files, known.paths)).difference(*map(_files, clean))
+    known.files = known.files.union(*map(_files, known.paths)).difference(*map(_files, clean))
     return known
 
 

@@ -24,8 +24,14 @@ from rich.filesize import decimal as sized
 from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, read_manifest, remove
-from axolotl_unlearn.models import ADAPTER_CONFIG, load_tokenizer, parse_models
-from axolotl_unlearn.requests.record import ERASED, amend, read
+from axolotl_unlearn.models import (
+    ADAPTER_CONFIG,
+    ModelSpec,
+    load_tokenizer,
+    parse_models,
+    weights_digest,
+)
+from axolotl_unlearn.requests.record import ERASED, RECORD, amend, read
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
@@ -33,9 +39,10 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     home,
-    model_facts,
+    is_held,
     now,
     read_json,
+    weights,
     write_json,
 )
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
@@ -44,17 +51,23 @@ from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import way_of
 from axolotl_unlearn.shards import is_routed
 
-#: Files that the Trainer and PEFT write with a model.
+#: Files and folders that the Trainer, PEFT, FSDP and DeepSpeed write with a model.
 _WEIGHTS = re.compile(
     r".*\.safetensors|(pytorch_model|adapter_model).*\.bin|training_args\.bin|"
     r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth"
 )
+_PARTS = re.compile(r"(pytorch_model(_fsdp)?|optimizer)_\d+|global_step\d+")
+#: By which other files may hold weights.
+_HOLDS = {".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf", ".onnx", ".ckpt"}
 #: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
 #: own (`is_prepared`) around them, if a config names no folder.
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
+#: By which a folder is known as that of shards.
+SHARDS = "shards.json"
 #: Kinds of what the request began with.
 _BEFORE = {"model before", "adapter before"}
 _ANOTHER = "it is not the model that the request began with"
+_UNKNOWN = "it may hold weights of the model before; remove it by hand"
 #: Folders of a request that hold its rows, for later audits; and of those, copies of other people's
 #: rows that nothing needs once the request was carried out.
 KEPT = ("data", "eval-data")
@@ -110,7 +123,7 @@ class Plan:
 
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
         """What was found in none of the items that are listed."""
-        gone = [item.path.resolve() for item in self.items]
+        gone = [item.path.resolve() for item in self.items if not item.path.is_symlink()]
         found = sorted(places.items())
         return {p: n for p, n in found if not any(map(p.resolve().is_relative_to, gone))}
 
@@ -233,19 +246,25 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
     planned.look()
     found = sorted({*planned.found.left, *planned.found.named})
+    before, earlier = _models_before(request), _earlier(folder)
+    ended = earlier["removed"] if "time" in earlier else ()
+    again = {(folder / one["path"]).resolve() for one in ended}
     items = [
         *_begun(request),
-        *_model_before(request, statement, roots),
+        *(item for one in before for item in _model_before(one, folder.parent, roots)),
         *_beside(request.path("model")),
-        *(item for root in roots for item in _of_run(root, found)),
+        *(item for root in roots for item in _of_run(root, found, before, again)),
         *_of_requests(request, found, with_data),
     ]
     needed = _reasons(request, config)
-    first = {item.path.resolve(): item for item in reversed(items)}
-    planned.items = [
-        replace(item, why=item.why if item.why == _ANOTHER else needed(item.path) or item.why)
-        for item in reversed(first.values())
-    ]
+
+    def why(item: Item) -> str | None:
+        if item.path.is_symlink() and item.path.exists():
+            return f"it is a link to {item.path.resolve()}; remove both by hand"
+        return item.why if item.why == _ANOTHER else needed(item.path) or item.why
+
+    first = {item.path.parent.resolve() / item.path.name: item for item in reversed(items)}
+    planned.items = [replace(item, why=why(item)) for item in reversed(first.values())]
     return planned
 
 
@@ -261,7 +280,7 @@ def erase(planned: Plan) -> dict[str, Any]:
     folder = planned.folder
     ledger, known = Ledger(folder.parent), folder / ERASED
     goes = _facts(planned.removable, folder)
-    old, again = read_json(known) or {"removed": []}, [one["path"] for one in goes]
+    old, again = _earlier(folder), [one["path"] for one in goes]
     # What a killed run has not come to is no removed place; of those that ended all is, whatever
     # was written there since.
     ended = old["removed"] if "time" in old else old.get("ended", ())
@@ -296,11 +315,19 @@ def erase(planned: Plan) -> dict[str, Any]:
     ledger.append("erasing", name, places=public(goes), begun=ledger.keyed(json.dumps(begun)))
     write_json(known, begun)
     result, texts = planned.look(removing=True), planned.texts
+    looked = [place.resolve() for place in planned.places] if texts.windows else []
+
+    def still(part: str) -> list[dict[str, Any]]:
+        """What an earlier run found where this one did not look, and is there."""
+        places = [(one, folder / one["path"]) for one in old.get(part, ())]
+        there = [(one, path.resolve()) for one, path in places if os.path.lexists(path)]
+        return [one for one, path in there if not any(map(path.is_relative_to, looked))]
+
     lists = {
         "removed": gone + goes,
         "kept": _facts((item for item in planned.items if item.why is not None), folder),
-        "left": counts(result.left, "windows"),
-        "named": counts(result.named, "texts"),
+        "left": counts(result.left, "windows") + still("left"),
+        "named": counts(result.named, "texts") + still("named"),
     }
     went = {one["kind"] for one in lists["removed"]} & _BEFORE
     stayed = {one["kind"] for one in lists["kept"] if one["why"] != _ANOTHER} & _BEFORE
@@ -308,7 +335,7 @@ def erase(planned: Plan) -> dict[str, Any]:
         "time": now(),
         "model_before": bool(went) and not stayed,
         "bytes": sum(one["bytes"] for one in gone + goes),
-        "places": len(result.left) + len(result.named),
+        "places": len(lists["left"]) + len(lists["named"]),
         "windows": texts.whole,
         "names": len(texts.windows) - texts.whole,
         "too_short": texts.too_short,
@@ -319,6 +346,14 @@ def erase(planned: Plan) -> dict[str, Any]:
     write_json(known, erased | lists)
     amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in lists.items()})
     return erased | lists
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """What an earlier `erase` has written; nothing where that is damaged."""
+    try:
+        return read_json(folder / ERASED) or {"removed": []}
+    except ValueError:
+        return {"removed": []}
 
 
 def _facts(items: Iterable[Item], folder: Path) -> list[dict[str, Any]]:
@@ -345,7 +380,7 @@ def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
 
 def _begun(request: Request) -> Iterator[Item]:
     """What a killed `erase` has not come to: by its entry in the ledger, unless written since."""
-    ledger, known = Ledger(request.folder.parent), read_json(request.path(ERASED))
+    ledger, known = Ledger(request.folder.parent), _earlier(request.folder)
     entries = reversed(ledger.of(request.id))
     last = next((e for e in entries if e["event"] == "erased" or "begun" in e), {})
     if last.get("begun") != ledger.keyed(json.dumps(known)):
@@ -381,27 +416,75 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
 # --- what there is ------------------------------------------------------------------------------
 
 
-def _model_before(
-    request: Request, statement: Mapping[str, Any], roots: list[Path]
-) -> Iterator[Item]:
+@dataclass(frozen=True)
+class _Before:
+    """A model that has learned the rows, whether it is there, and why it stays."""
+
+    kind: str
+    path: Path
+    there: bool
+    why: str | None = None
+
+
+def _models_before(request: Request) -> list[_Before]:
+    """That of the request; then those that earlier ones began with or made: of a shards folder they
+    go, of others their own `erase` decides."""
+    ledger, found = Ledger(request.folder.parent), []
+    names = [entry["request"] for entry in ledger.accepted()]
+    for name in names[: names.index(request.id) + 1][::-1]:
+        if not (ledger.folder / name / RECORD).is_file():
+            continue
+        one, known = Request.load(ledger.folder / name), read(ledger.folder / name)["predicate"]
+        before, made = one.facts["before"], one.path("model")
+        old = before["adapter"] or before["model"]
+        if name == request.id:
+            kind = "adapter before" if before["adapter"] else "model before"
+            models = [(kind, old, "before", None)]
+        else:
+            theirs, ours = (
+                one.path(w["shards"]).resolve() if "shards" in (w := one.way) else None
+                for one in (one, request)
+            )
+            why = f"request {name!r} made it; remove it by hand"
+            why = None if theirs and theirs == ours else why
+            began = f"request {name!r} began with it: erase that one"
+            models = [
+                ("earlier model", made, "after", why),
+                ("earlier model", old, "before", began),
+            ]
+        for kind, path, part, why in models:
+            digest, place = known["model"][part]["digest"], Path(path)
+            if place.is_dir():
+                found.append(_Before(kind, place, digest in _digests(place), why))
+    return found
+
+
+def _digests(model: Path) -> set[str]:
+    """Of a model's folder, and of it without GGUF files, which may have been added."""
+    spec = ModelSpec("", str(model))
+    return {weights_digest(spec), weights_digest(spec, but=".gguf")}
+
+
+def _model_before(one: _Before, requests: Path, roots: list[Path]) -> Iterator[Item]:
     """Its weights, where they are still those of the record; of an earlier request all of it."""
-    before = request.facts["before"]
-    old, why = Path(before["adapter"] or before["model"]), None
-    if not old.is_dir():
-        return
-    made_here = _owner(old, request.folder.parent) is not None
-    if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
+    old, why = one.path, one.why
+    made_here = _owner(old, requests) is not None
+    if not one.there:
         why = _ANOTHER
-    elif not made_here and not any(old.resolve().is_relative_to(root.resolve()) for root in roots):
+    elif not (why or made_here) and not any(
+        old.resolve().is_relative_to(root.resolve()) for root in roots
+    ):
         why = "it is outside the folders that the config writes to; remove it by hand"
     if made_here:
-        yield Item.at("model before", old, why)
+        yield Item.at("model before" if one.kind in _BEFORE else one.kind, old, why)
         return
-    kind = "adapter before" if before["adapter"] else "model before"
     for path in sorted(old.iterdir()):
         shard = is_routed(old) and path.name.startswith("shard-")
-        if shard or (path.is_file() and _WEIGHTS.fullmatch(path.name)):
-            yield Item.at(kind, path, why)
+        known = _PARTS if path.is_dir() else _WEIGHTS
+        if shard or known.fullmatch(path.name):
+            yield Item.at(one.kind, path, why)
+        elif path.suffix in _HOLDS:
+            yield Item.at(one.kind, path, _UNKNOWN)
 
 
 def _is_model(place: Path) -> bool:
@@ -411,10 +494,11 @@ def _is_model(place: Path) -> bool:
 def _beside(model: Path) -> Iterator[Item]:
     """What the Trainer and Axolotl write into the folder of a model."""
     for path in sorted(model.iterdir()) if model.is_dir() else ():
-        has_weights, link = any(path.glob("*.safetensors")), path.is_symlink()
-        if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and (link or has_weights):
+        link, names = path.is_symlink(), {"trainer_state.json"}
+        holds = link or any(p.suffix in _HOLDS or p.name in names for p in path.rglob("*"))
+        if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and holds:
             yield Item.at("checkpoint", path)
-        elif path.name == "merged" and not link and _is_model(path) and has_weights:
+        elif path.name == "merged" and not link and _is_model(path) and holds:
             yield Item.at("merged model", path)
         elif path.name == "debug.log" or (path.name == "runs" and not link and _is_log(path)):
             yield Item.at("log", path)
@@ -426,10 +510,28 @@ def _is_log(folder: Path) -> bool:
     return bool(inside) and all(name.startswith("events.out.tfevents.") for name in inside)
 
 
-def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
-    """Below a folder that the config writes to."""
+def _of_run(
+    root: Path, found: list[Path], before: Iterable[_Before], again: Iterable[Path]
+) -> Iterator[Item]:
+    """Below a folder that the config writes to; what the next run has written there stays.
+
+    Args:
+        again: Was removed by an earlier `erase`; what is there now was written since.
+    """
     if _is_model(root):
-        yield from _beside(root)
+        known = [one.there for one in before if one.path.resolve() == root.resolve()]
+        known += [
+            True for one in before if one.there and root.resolve() in one.path.resolve().parents
+        ]
+        same = any(known) or not weights(root)
+        for item in _beside(root):
+            since = item.kind != "log" and item.path.resolve() in again
+            yield item if same and not since else replace(item, why=_ANOTHER)
+        if not known:  # of a run that no request knows
+            yield from _model_before(_Before("another model", root, False), root, [])
+    if (root / SHARDS).is_file() and (root / "work").is_dir():
+        why = "the shards are being trained" if is_held(root) else None
+        yield Item.at("work of the shards", root / "work", why)
     for _, path in listed(root / MANIFEST):
         if path.parent.resolve().is_relative_to(root.resolve()):
             yield Item.at("listed by its run", path)

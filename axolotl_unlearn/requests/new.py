@@ -40,6 +40,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     now,
+    weights,
     write_json,
     write_lines,
     write_private,
@@ -129,6 +130,7 @@ def new_request(
     ledger = Ledger(out.parent)
     accepted = ledger.accepted()
     before = model_before(config, config_path, out.parent, options.model)
+    files = weights(Path(before["adapter"] or before["model"])).values()
     trained = rows_of.trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout, *trained.dropped]
     whose = shares(options.subjects, every)
@@ -178,7 +180,7 @@ def new_request(
         "config": {"path": str(config_path), "digest": digest(config_path)},
         "base": str(config["base_model"]),
         "adapter": before["adapter"] is not None,
-        "before": before,
+        "before": before | {"files": sorted(one["sha256"] for one in files)},
         "chosen": {
             "near": len(offered.near),
             "mentions": len(mentioned),

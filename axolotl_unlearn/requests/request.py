@@ -35,7 +35,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -577,6 +577,16 @@ def held(folder: Path) -> Iterator[int]:
             except OSError:  # a file system without locks
                 break
         yield file.fileno()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody keeps the right to a folder."""
+    with (folder / ".lock").open("a") as file, suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def cores() -> int:

@@ -201,21 +201,21 @@ def walk(places: Iterable[Path], skip: Iterable[Path], result: Found) -> Iterato
         if (real := place.resolve()) in seen:
             continue
         seen.add(real)
-        if place.is_file():
-            yield place
-        elif not place.is_dir():
-            continue
-        elif place.name in _SKIPPED:
-            result.unsearched[place] = f"folders called {place.name}"
-        elif (place / "objects").is_dir() and (place / "HEAD").is_file():
-            result.unsearched[place] = "git repositories"
-        elif real in above:
-            result.unsearched[place] = "links to folders above or of the system"
-        else:
-            try:
+        try:  # a folder of others may not even be asked what is in it
+            if place.is_file():
+                yield place
+            elif not place.is_dir():
+                continue
+            elif place.name in _SKIPPED:
+                result.unsearched[place] = f"folders called {place.name}"
+            elif (place / "objects").is_dir() and (place / "HEAD").is_file():
+                result.unsearched[place] = "git repositories"
+            elif real in above:
+                result.unsearched[place] = "links to folders above or of the system"
+            else:
                 pending += sorted(place.iterdir(), reverse=True)
-            except OSError:
-                result.unreadable.append(place)
+        except OSError:
+            result.unreadable.append(place)
 
 
 # --- what a file says ----------------------------------------------------------------------------

@@ -160,6 +160,11 @@ def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> t
     statement |= record.read(folder)
     value, said = compare_files(folder, statement, ledger)
     path = folder.parent / LIST
+    if not path.exists() and any(entry["event"] == "erased" for entry in ledger.entries()):
+        says = f"{path}, which `request erase` wrote, is gone, so deleted rows may be learned again"
+        if any(not (one / "data").is_dir() for one in ledger.folders()):
+            raise fault("record.changed", f"{says}; restore it.")
+        said += f"; {says}: `request suppress` writes it anew"
     if path.exists() and ledger.key() is None:
         said += "; suppression list: cannot be compared without ledger.key"
     elif path.exists():
@@ -222,36 +227,36 @@ def _compare_model(
     if model is None and not Path(source.split("+")[-1]).exists():
         if (last := ledger.accepted()[-1]["request"]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
-    record.model_files(Path(source.split("+")[-1]))
-    facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
-    base = facts["base"]
-    if (before is None) != (base is None):
-        full, adapter = ("a full model", "an adapter")[:: -1 if base else 1]
-        says = f"{source} is {full} but the record is of {adapter}; name the one that it made."
-        raise fault("record.other-kind", says)
-    check_base(source, base, before)
 
     def gone(file: str) -> bool:
         return model is None and erased(ledger, folder, f"model/{file}")
 
-    said = compare_model(Path(facts["path"]), statement, gone)
-    return "same", said + (", base too" if base else "")
+    return compare_model(source, statement, gone)
 
 
 def compare_model(
-    place: Path, statement: Mapping[str, Any], gone: Callable[[str], bool] = lambda name: False
-) -> str:
-    """Compare the files of a model with the subjects of a record.
+    source: str, statement: Mapping[str, Any], gone: Callable[[str], bool] = lambda name: False
+) -> tuple[str, str]:
+    """Compare the files of a model with the subjects of a record, and its base.
 
     Args:
+        source: A folder, or base+adapter.
         gone: Whether a file may be missing.
 
     Raises:
         UnlearnError: The first that is not as recorded.
     """
+    record.model_files(Path(source.split("+")[-1]))
+    facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
+    base, place = facts["base"], Path(facts["path"])
+    if (before is None) != (base is None):
+        full, adapter = ("a full model", "an adapter")[:: -1 if base else 1]
+        says = f"{source} is {full} but the record is of {adapter}; name the one that it made."
+        raise fault("record.other-kind", says)
+    check_base(source, base, before)
     recorded = {one["name"]: one["digest"] for one in statement["subject"]}
     _same_files(record.model_files(place), recorded, place, gone)
-    return f"all {len(recorded)} files as recorded"
+    return "same", f"all {len(recorded)} files as recorded" + (", base too" if base else "")
 
 
 def _same_files(
@@ -523,11 +528,7 @@ def verify_export(
     )
     if model is None:
         return found.say(f"model: {NOT_COMPARED}; give `--model`")
-
-    def same() -> tuple[str, str]:
-        return "same", compare_model(Path(model_facts(model)["path"]), statement)
-
-    return found.compare("model", "other", same)
+    return found.compare("model", "other", compare_model, model, statement)
 
 
 def kept_head(path: Path) -> dict[str, Any]:

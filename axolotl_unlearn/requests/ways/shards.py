@@ -39,12 +39,14 @@ from axolotl_unlearn.requests.choose import values_at
 from axolotl_unlearn.requests.request import Request, held, read_json, weights, write_json
 from axolotl_unlearn.requests.steps import Steps, end_with_parent
 from axolotl_unlearn.requests.ways import PROOF, WAY, retrain
+from axolotl_unlearn.shards import is_routed
 from axolotl_unlearn.shards.router import place
 from axolotl_unlearn.store import content_key
 
 EXACT = True
 SHOWS = "exact: the shards of the rows were trained without them"
 SCHEMA, FACTS = 5, "shards.json"
+FIELDS = {"by", "count", "threads", "current", "keys", "deleted", "key", "model"}
 JOB, WEIGHTS = "job.json", "adapter_model.safetensors"
 #: Options that do not go with shards; of DoRA PEFT mixes no rows of several adapters.
 REFUSED = """
@@ -115,8 +117,13 @@ def load(folder: Path, model: Path | None = None) -> dict[str, Any]:
     Raises:
         UnlearnError: There is none, or of another version; or it is not of this model.
     """
-    facts = read_json(folder / FACTS) or {}
-    if facts.get("schema") != SCHEMA or (model and facts["model"] != weights(model)):
+    try:
+        facts = read_json(folder / FACTS) or {}
+        sound = facts["schema"] == SCHEMA and FIELDS <= facts.keys()
+        sound = sound and (not model or facts["model"] == weights(model))
+    except (ValueError, TypeError, LookupError):  # cut off, or of something else
+        sound = False
+    if not sound:
         raise UnlearnError(
             f"{model or folder} was not made of shards of this version, or these were trained "
             "again since; train them with `axolotl-unlearn shards train` and name the model with "
@@ -296,8 +303,7 @@ def _make_router(work: Path, job: Mapping[str, Any]) -> None:
 def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, Any]]:
     """``way.json`` but for the rows; and `retrain.remaining`."""
     before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
-    earlier = read_json(before.parent / WAY) or {}  # of the request that made the model
-    folder = before.parent / earlier.get("shards", "")
+    folder = _folder(before)
     facts, config = load(folder, before), rows_of.read_config(request.path("finetune.yml"))
     left, now = retrain.remaining(request)
     known, rows = facts["keys"], cut(left, facts)
@@ -367,9 +373,11 @@ def make(request: Request, run: Steps) -> None:
     with run.step("exact", "what was shown", output=request.path(PROOF)) as due:
         if due:
             require(request)
+            from_base = "0" in way["again"] or "0" not in way["keys"]
+            start = "base" if from_base else "adapter of rows that are nobody's"
             because = (
                 f"of {way['of']} shards {', '.join(way['again'])} were trained again from the "
-                "base, the others never had a deleted row, and the router is that of these rows"
+                f"{start}, the others never had a deleted row, and the router is that of these rows"
             )
             retrain.prove(request, because, path)
 
@@ -384,6 +392,23 @@ def hand_over(request: Request) -> None:
         facts |= {"keys": request.way["keys"], "deleted": sorted(gone.union(facts["deleted"])),
                   "model": weights(model), "current": os.path.relpath(model, folder)}  # fmt: skip
         write_json(folder / FACTS, facts)
+
+
+def deleted_otherwise(request: Request) -> None:
+    """What another way has deleted of a model of shards stays out of them, too."""
+    before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
+    if is_routed(before):
+        folder = _folder(before)
+        with held(folder):
+            facts = load(folder)
+            gone = {_keyed(facts, row) for row in rows_of.forgotten(request)}
+            facts["deleted"] = sorted(gone.union(facts["deleted"]))
+            write_json(folder / FACTS, facts)
+
+
+def _folder(model: Path) -> Path:
+    """Of the shards of a routed model: beside it, or named by the request that made it."""
+    return model.parent / (read_json(model.parent / WAY) or {}).get("shards", "")
 
 
 def outputs(request: Request) -> list[Path]:
