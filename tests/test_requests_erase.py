@@ -880,9 +880,9 @@ def backup(path: Path) -> None:
         archive.add("train.jsonl")
 
 
-def link(path: Path) -> None:
-    text(Path("../elsewhere/notes.txt"))
-    path.symlink_to(Path("../elsewhere").absolute())
+def link(path: Path, to: str = "../elsewhere") -> None:
+    text(Path(to) / "notes.txt")
+    path.symlink_to(Path(to).absolute())
 
 
 def token_ids(path: Path) -> None:
@@ -951,6 +951,9 @@ PLACES = {
         lambda path: path.write_bytes(base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode())),
     ),
     "folder behind a link": ("linked", link),
+    "a checkpoint behind a link": (f"{TUNED}/checkpoint-99", lambda path: link(path, "../large")),
+    "GGUF and other weights beside the model before": (f"{TUNED}/tuned.gguf", text),
+    "the model of an earlier request": ("requests/2026-000/model", there),
     "PDF": ("scan.pdf", lambda path: text(path, b"%PDF-1.7 " + SECRET.encode("utf-16")[::-1])),
     "picture, sound": ("photo.png", lambda path: text(path, b"\x89PNG\r\n")),
     "encrypted archive, 7z, rar": ("old.7z", lambda path: text(path, b"7z\xbc\xaf\x27\x1c")),
