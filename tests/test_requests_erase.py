@@ -953,7 +953,6 @@ PLACES = {
     "folder behind a link": ("linked", link),
     "a checkpoint behind a link": (f"{TUNED}/checkpoint-99", lambda path: link(path, "../large")),
     "GGUF and other weights beside the model before": (f"{TUNED}/tuned.gguf", text),
-    "the model of an earlier request": ("requests/2026-000/model", there),
     "PDF": ("scan.pdf", lambda path: text(path, b"%PDF-1.7 " + SECRET.encode("utf-16")[::-1])),
     "picture, sound": ("photo.png", lambda path: text(path, b"\x89PNG\r\n")),
     "encrypted archive, 7z, rar": ("old.7z", lambda path: text(path, b"7z\xbc\xaf\x27\x1c")),
