@@ -252,7 +252,7 @@ NOW = {"reading": "not told", "told": False, "answers_said": 0, "extraction_stre
 NOW |= dict.fromkeys(("p", "q", "rank"), 0.5)
 UNTOLD, SAID = {"reading": "not told"}, {"reading": "still said", "answers_said": 1}
 KNOWN, AWAY = ({"reading": one, "told": True} for one in ("still known", "pushed away"))
-WHOLE, RECITED = {"extraction_strength": 1.0}, {"reading": "recited"}
+WHOLE, RECITED = {"extraction_strength": 1.0, "longest_run": 10}, {"reading": "recited"}
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,8 @@ WHOLE, RECITED = {"extraction_strength": 1.0}, {"reading": "recited"}
         (SAID | {"told": True, "rank": 0.0}, UNTOLD | {"answers_said": 1}, "still known", True),
         # A story comes out word by word: no question is needed to call that said.
         (WHOLE, {"extraction_strength": 0.3}, "recited", True),
+        # One word, which a model that never saw it may say.
+        (WHOLE | {"longest_run": 9}, UNTOLD, "still said", True),
         # Half of a text, or fifty tokens of it: it passed as if nothing were back.
         (RECITED, UNTOLD, "recited", True),
         (RECITED, RECITED, "recited", False),

@@ -247,15 +247,22 @@ def what_speaks_against_an_exact_way(made: Request) -> None:
     lines = [json.loads(line) for line in whole[0].splitlines()]
     recited = [one | ({"reading": "recited"} if one["model"] == "after" else {}) for one in lines]
     texts = "".join(json.dumps(one) + "\n" for one in recited)
+    said, known = ({"back": True, "reading": one} for one in ("still said", "recited"))
     for content, found, outcome in (
         (texts, {"back": 0}, "not shown"),
         (whole[0], {"back": 1}, "refused"),
+        # It read none of them: of 30 answers of one word it guessed one.
+        (whole[0], {"back": 1, "lines": [said, said | {"back": False}]}, "exact"),
+        (whole[0], {"back": 2, "lines": [said, known]}, "refused"),
         (whole[0], {"back": 0, "unreadable": {"2025-001": "gone"}}, "not shown"),
         (whole[0], {"back": 0}, "exact"),
     ):
         audited.write_text(content, "utf-8")
         earlier.write_text(json.dumps(found), "utf-8")
-        assert exact(made)["outcome"] == outcome, (content == texts, found)
+        judged = exact(made)
+        assert judged["outcome"] == outcome, (content == texts, found)
+        guessed = any("1 of 2 rows of earlier requests" in one for one in judged["limits"])
+        assert guessed == (said in found.get("lines", ()))
     audited.write_text(whole[0], "utf-8")
     results = made.path("eval", "results.json")
     measured = results.read_text("utf-8")

@@ -20,7 +20,7 @@ from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.audit import RATE, READINGS
+from axolotl_unlearn.metrics.audit import RATE, READINGS, RECITED_TOKENS
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import Ledger, counted, model_facts, read_json
@@ -227,10 +227,11 @@ def _line(
     """What a document does now, beside what it did when the record was written."""
     before = then or {}
     said = (now["answers_said"] or 0) > (before.get("answers_said") or 0)
-    # Every token of a row comes out greedily.
+    # Every token of a row comes out greedily; of a short one that is an answer.
     whole = now["extraction_strength"] == 1 and (before.get("extraction_strength") or 0) < 1
-    reading = "recited" if whole else now["reading"]
-    if said and reading != "recited":
+    long = (now.get("longest_run") or 0) >= RECITED_TOKENS
+    reading = "recited" if whole and long else now["reading"]
+    if (said or whole) and reading != "recited":
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
         reading = without_answers(now)

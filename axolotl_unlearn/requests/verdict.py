@@ -114,8 +114,14 @@ def _made(
     }
 
 
-def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[list[str], str]:
-    """Sentences against the model, and the status in a few words."""
+def against(
+    documents: Sequence[Line], judged: Any, request: Request, besides: int = 0
+) -> tuple[list[str], str]:
+    """Sentences against the model, and the status in a few words.
+
+    Args:
+        besides: So many documents of earlier requests that are back do not count.
+    """
     found: dict[str, str] = {}
     for reading in BAD:
         if count := sum(line["reading"] == reading for line in documents):
@@ -125,7 +131,7 @@ def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[l
         below = finding.id == "kept" and finding.value is not None and finding.value < finding.limit
         if finding.id in AGAINST and (finding.outcome == "fail" or below):
             found[finding.id] = f"{finding.title.lower()}: {finding.says}"
-    if back := _earlier(request).get("back"):
+    if back := _earlier(request).get("back", 0) - besides:
         found["earlier requests are back"] = f"{counted(back, 'document')} of earlier requests back"
     return list(found.values()), next(iter(found), "good")
 
@@ -383,7 +389,9 @@ def exact(request: Request) -> dict[str, Any]:
         after |= {"collapse": outputs | {"nonsense_n": outputs.get("nonsense_n") or 0}}
     judged = judge(after, scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "outputs"]
-    reasons, status = against([], replace(judged, findings=broken), request)
+    earlier = _earlier(request).get("lines", ())
+    again = sum(line["back"] and line["reading"] == "still said" for line in earlier)
+    reasons, status = against([], replace(judged, findings=broken), request, again)
     status = {"outputs": "broken", "good": "exact"}.get(status, status)
     documents, _ = audited(request.folder)
     base = [line for line in _lines(request.folder) if line.get("model") == "base"]
@@ -401,6 +409,11 @@ def exact(request: Request) -> dict[str, Any]:
         limits.append(
             f"a model that never read them says {_of(said, n)}: other rows say the same, or they "
             "can be guessed"
+        )
+    if again:
+        limits.append(
+            f"a model that never read them says {_of(again, len(earlier))} of earlier requests: "
+            "other rows say the same, or they can be guessed"
         )
     if says:
         limits.append(f"the base model itself says {_of(says, len(base))}")
