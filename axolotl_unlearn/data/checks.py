@@ -16,7 +16,7 @@ from typing import Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
-from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.coverage import RowCounts, level_faults
 from axolotl_unlearn.data.overlap import check_sides, near_note
 from axolotl_unlearn.data.records import (
     KEPT,
@@ -165,7 +165,32 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             }
             checked.counts = RowCounts.of_records(checked.sides)
             checked.faults += checked.counts.faults(args)
+            checked.faults += _heldout_faults(args, checked.sides) if args.level else []
     return checked
+
+
+def _heldout_faults(args: UnlearnArgs, sides: Mapping[str, list[Record]]) -> list[str]:
+    """Held-out rows that cannot be read, that the model sees, or that lack a kind of forget row."""
+    path = args.level.heldout
+    if not os.path.isfile(path):
+        return []  # told of the config
+    try:
+        unseen = records_of({"path": path, "type": f"{PREFIX}forget"}, args.data)
+    except UnlearnError as error:
+        return [str(error)]
+    groups = [
+        {(KINDS[one.kind], one.task_number) for one in rows}
+        for rows in (sides.get("forget", ()), unseen)
+    ]
+    faults = level_faults(*groups)
+    for side in SIDES:
+        rows = {one.said for one in sides.get(side, ())}
+        if seen := [number for number, one in enumerate(unseen, 1) if one.said in rows]:
+            faults.append(
+                f"`unlearn.level.heldout: {path}` has {len(seen)} rows that are {side} rows (the "
+                f"first is row {seen[0]}): give rows that the model never sees."
+            )
+    return faults
 
 
 def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> list[str]:

@@ -27,7 +27,6 @@ from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import real, write, write_json, write_lines
 from axolotl_unlearn.models import START
-from axolotl_unlearn.normal_form import normal_form
 
 LOG = logging.getLogger(__name__)
 HEAD = "# Written by `axolotl-unlearn teacher`"
@@ -65,13 +64,13 @@ def retained_rows(
         rows = [row for path in retain for row in _records(path, data)]
         by_text = {(row.input, row.output): row for row in rows}
     gone = [row for path in forget for row in _records(path, data)]
-    texts = {_text(row) for row in gone}
+    texts = {row.said for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
     seen, left = [], []
     for row in by_text.values():
         named = not is_made_up(row.id) and row.document in documents
-        (seen if named or _text(row) in texts else left).append(row)
-    lost = texts - set(map(_text, by_text.values()))
+        (seen if named or row.said in texts else left).append(row)
+    lost = texts - {row.said for row in by_text.values()}
     if lost and not retain:
         says = f"{len(lost)} of the {len(texts)} texts of --forget are not in `datasets`"
         if not seen:
@@ -89,10 +88,6 @@ def retained_rows(
     if not left:
         raise UnlearnError("no retained row is left to teach from; give some with --retain.")
     return left
-
-
-def _text(row: Record) -> tuple[str, str]:
-    return normal_form(row.input).strip(), normal_form(row.output).strip()
 
 
 def _data(config: dict[str, Any]) -> DataArgs:
