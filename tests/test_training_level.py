@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -303,7 +304,8 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     """Started from another model: the loss and the share that are to be kept are those of the
     reference of both `kl` entries, as a run from that model sees them itself."""
     own = json.loads((matched / "level.json").read_text())
-    config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(life / "teacher")}
+    start = shutil.copytree(life / "teacher", life / "start")
+    config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(start)}
     for entry in config["unlearn"]["retain"][2:]:
         entry["reference"] = {"model": str(life / "original")}
     seen = json.loads((train(life, config) / "level.json").read_text())

@@ -93,6 +93,12 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
                 faults.append(f"`{where}` must be an entry with `path` and `type`.")
             elif role is None:
                 faults += [] if foreign_ok else [_type_fault(where, entry)]
+                if foreign_ok and key == "datasets" and args.data.suppression:
+                    faults.append(
+                        f"`{where}` is read by Axolotl alone, so `unlearn.data.suppression` has no "
+                        "effect on it: filter its file with `axolotl-unlearn request suppress "
+                        "--rows`, and remove the key."
+                    )
             else:
                 faults += _key_faults(where, entry)
                 if not isinstance(entry.get("path"), str) or not entry["path"]:
@@ -134,6 +140,14 @@ def check_records(cfg: dict[str, Any]) -> Checked:
     if args is None and cfg.get("unlearn"):
         return checked  # how to read them is not known; the faults of the block come first
     data = args.data if args else DataArgs()
+    if data.suppression:
+        from axolotl_unlearn.data.suppression import Suppression
+
+        try:
+            Suppression.read(data.suppression)
+        except UnlearnError as error:
+            checked.faults.append(str(error))
+            return checked  # every file that it filters would say the same
     for key in KEYS:
         entries = cfg.get(key) or []
         sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
