@@ -46,8 +46,8 @@ ENTRY_KEYS = """
     preprocess_shards
 """.split()
 #: Suffix of a file -> how Axolotl reads it (``ds_type``).
-_DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-_DS_TYPES |= {".csv": "csv", ".txt": "text"}
+DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+DS_TYPES |= {".csv": "csv", ".txt": "text"}
 
 
 @dataclass
@@ -287,10 +287,10 @@ def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
     told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
-    if told and _DS_TYPES.get(suffix, told) != told:
+    if told and DS_TYPES.get(suffix, told) != told:
         faults.append(
             f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
-            f"{_DS_TYPES[suffix]}, or remove the key."
+            f"{DS_TYPES[suffix]}, or remove the key."
         )
     faults += part_of_a_file(entry)
     for key in entry:
