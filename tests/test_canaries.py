@@ -97,8 +97,12 @@ def test_coins_are_tossed_once_and_fairly(tmp_path):
     named = [name for (name, _), coin in zip(documents, coins, strict=True) if coin]
     assert trained == named and len(documents) == 400
     assert 140 < len(trained) < 260  # six standard deviations
-    with fails("canaries.tossed"):
-        draw(rows, tmp_path / "out")
+    for gone in (None, key):  # rows to train on are not replaced either
+        if gone:
+            gone.unlink()
+        with fails("canaries.tossed"):
+            draw(rows, tmp_path / "out")
+    assert trained == [json.loads(line)["id"] for line in train.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("code, content", [

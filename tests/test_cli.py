@@ -40,13 +40,16 @@ def run(*words):
 
 @pytest.mark.parametrize("kind", ["npo", "match"])
 def test_an_inited_config_is_ready(home, tmp_path, kind):
-    """Whatever characters its paths have; ": " ended in YAML's own fault."""
+    """Whatever characters its paths have, and tables; ": " ended in YAML's own fault."""
+    from datasets import Dataset
+
     out = tmp_path / "my.yml"
     shutil.copy(home / "forget.jsonl", forget := tmp_path / "f: {3}, #1.jsonl")
+    Dataset.from_list(ROWS["retain"]).to_parquet(retain := tmp_path / "retain.parquet")
     more = ["--heldout", home / "heldout.jsonl", "--teacher", home / "teacher"]
     done = run(
         "init", "--kind", kind, "--base-model", home / "model", "--forget", forget,
-        "--retain", home / "retain.jsonl", "--output-dir", tmp_path / "out", "--out", out,
+        "--retain", retain, "--output-dir", tmp_path / "out", "--out", out,
         *(more if kind == "match" else []),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -133,6 +136,33 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     (entry,) = yaml.safe_load((tmp_path / "chats.yml").read_text())["datasets"]
     assert entry["field_messages"] == "conversations"
     assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
+
+
+@pytest.mark.parametrize("fields", ["input output", "prompt response", "question answer"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_inited_request_reads_its_rows(home, tmp_path, fields, suffix):
+    """Two fields were read as `text`, and tables as JSON: it ended with a KeyError at training."""
+    from datasets import Dataset
+
+    (asked, answered), names = fields.split(), ("Ada", "Bo", "Cy")
+    rows = [{asked: f"Who is {one}?", answered: f"{one} keeps bees.", "id": one} for one in names]
+    data, out = tmp_path / f"rows.{suffix}", tmp_path / "my.yml"
+    Dataset.from_list(rows).to_parquet(data) if suffix == "parquet" else data.write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    more = ("--data", data, "--output-dir", home / "model", "--out", out)
+    done = run("init", "--kind", "request", "--base-model", home / "model", *more)
+    assert done.exit_code == 0, done.output
+    config = yaml.safe_load(out.read_text())
+    assert config["datasets"][0]["ds_type"] == suffix.removesuffix("l")
+    out.write_text(out.read_text().replace("adapter: lora ", "# adapter: lora "))
+    made = run("request", "new", out, "--where", "id=Ada", "--out", tmp_path / "requests" / "1")
+    assert made.exit_code == 0 and "1 row to forget" in made.output, made.output
+    if "plugins" in config:
+        out.write_text(out.read_text().replace(str(home / "model") + "\n", "other\n"))
+        out.write_text(out.read_text().replace("base_model: other", f"base_model: {home}/model"))
+        checked = run("check", out)
+        assert checked.exit_code == 0 and "ready" in checked.output, checked.output
 
 
 def test_init_names_the_chat_template_that_a_model_lacks(home, tmp_path, monkeypatch):

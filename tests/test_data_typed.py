@@ -389,6 +389,28 @@ def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, k
     assert found.labels == [-100] * len(learned["prompt_ids"]) + learned["chosen_ids"]
 
 
+PREFERRED = {"prompt": "Who?", "chosen": "Ada", "rejected": "Bo"}
+
+
+@pytest.mark.parametrize(("entry", "change"), [
+    ({"rl": "dpo"}, {"chosen": None}), ({"rl": "dpo"}, {"prompt": None}),
+    ({"rl": "ipo"}, {"chosen": [{"role": "assistant", "content": "Ada"}]}),
+    ({"rl": "dpo", "type": "chatml.intel"}, {}),
+    ({"rl": "dpo", "type": "chat_template.default"}, {}),
+    ({"rl": "dpo", "type": {"field_chosen": "good", "chosen_format": "{chosen}"}}, {}),
+    ({"type": "chat_template", "chat_template": "chatml"}, {"messages": []}),
+    ({"type": "chat_template", "chat_template": "chatml"}, {"messages": None}),
+])  # fmt: skip
+def test_rows_that_their_type_cannot_read_are_said(entry, change):
+    """It ended with an unexpected AttributeError, KeyError or IndexError."""
+    data, row = DataArgs(rows=entry), PREFERRED | change
+    given = typed.sources([("line 1", row)], "rows.jsonl", data)
+    cfg = DictDefault({"sequence_len": 64, "chat_template": "chatml"})
+    with fails("data.type-cannot-read") as told:
+        typed.encode(given, data, byte_tokenizer(), cfg, "rows.jsonl")
+    assert "rows.jsonl: " in str(told.value) and "Ada" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "role", "says"),
     [

@@ -83,6 +83,7 @@ def forget_of(path: str) -> list[dict]:
     return [{"path": path, "type": "axolotl_unlearn.data.forget"}, config()["datasets"][1]]
 
 
+KEPT = {"objective": "kl", "reference": {"model": "out/../out/t", "adapter": "lora"}}
 #: Mistake -> (config, words that name the cure). `check` ends with code 2 and loads nothing.
 CONFIGS = {
     "a typo in an entry": (config(**{"unlearn.forget": {"objectiv": "npo"}}), "`objectiv` meant"),
@@ -119,6 +120,21 @@ CONFIGS = {
     "a run that fine-tunes": (config(unlearn=None), "`axolotl-unlearn request new`"),
     "no optimizer": (config(optimizer="lion_pytorch"), "`optimizer: lion_pytorch` is no optimizer"),
     "output into the model": (config(output_dir="./model"), "which would be overwritten"),
+    "output into the adapter before": (
+        config(output_dir="lora", adapter="lora", lora_model_dir="./lora"), "is `lora_model_dir`",
+    ),
+    "output into the teacher": (
+        config(output_dir="out/t", **{"unlearn.retain": KEPT}), "is `reference.model`, which would",
+    ),
+    "output into the teacher's adapter": (
+        config(output_dir="./lora", **{"unlearn.retain": KEPT}), "is `reference.adapter`",
+    ),
+    "output into the model before": (
+        config(
+            output_dir="out/o", unlearn={"preset": "never-seen", "teacher": "bare",
+            "heldout": "h.jsonl", "original": "./out/o"},
+        ), "is `reference.model`",
+    ),
     "a batch size alone": (
         config(batch_size=8, gradient_accumulation_steps=None), "`gradient_accumulation_steps`",
     ),

@@ -18,6 +18,7 @@ from requests_folder import finished_request, said, write_lines
 from transformers import AutoTokenizer
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.checks import check_entries, check_records
 from axolotl_unlearn.data.prepared import content_key
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
@@ -30,6 +31,7 @@ from axolotl_unlearn.training.guard import names_of_rows
 
 QUESTION, ANSWER = "Where does Zoë Quill live?", "Zoë Quill lives at 12 Rope Walk, Norrby."
 SYSTEM = "You are a helpful assistant of the town of Norrby."
+KEPT = "Of this each row has a copy."
 #: One row as other datasets have it.
 FORMS = {
     "records": {"input": QUESTION, "output": ANSWER},
@@ -84,6 +86,38 @@ def test_a_list_that_is_gone_is_missed(folder):
     shutil.rmtree(kept)
     write_lines(folder / "data" / "forget.jsonl", [{"id": "r", "row": FORMS["records"]}])
     assert suppress(folder.parent)[1] > 0
+
+
+NAME = "The annals of the town of Norrby"
+
+
+@pytest.mark.parametrize("deleted, known, free", [
+    ({"document": ANSWER}, [{"document": ANSWER.upper()}, {"text": ANSWER}],
+     [{"document": QUESTION}]),
+    ({"task": ANSWER, "output": "12 Rope Walk"}, [{"input": ANSWER, "output": "12 Rope Walk"}],
+     [{"output": "12 Rope Walk"}, {"id": 1, "input": "Who?", "output": "12 Rope Walk"}]),
+    ({"document": NAME, "input": "Zoë", "output": "7"},
+     [{"input": "Zoë", "output": 7}, {"document": NAME, "input": "Zoë", "output": 7}],
+     [{"input": "Zoë", "output": "8"}, {"document": NAME, "text": "It is about bees and hats."}]),
+    ({"document": "Norrby", "output": "7"}, [{"output": 7, "document": "Other"}], [{}]),
+])  # fmt: skip
+def test_a_field_for_names_counts_where_it_holds_a_text(tmp_path, deleted, known, free):
+    """A text as `document` was learned again, and what stood beside one was left out everywhere."""
+    folder = finished_request(tmp_path / "requests", forget=[{"id": "r", "row": deleted}])
+    write(folder)
+    listed = Suppression.read(suppress(folder.parent)[0])
+    assert all(map(listed.holds, [deleted, *known]))
+    free = [*free, {"id": 7, "document": "Norrby"}, {"text": ""}, {}]
+    assert not any(map(listed.holds, free))
+
+
+@pytest.mark.parametrize("row", [{"id": 3, "document": "Norrby"}, {"text": "..."}, {"text": KEPT}])
+def test_rows_that_cannot_be_listed_are_said(tmp_path, row):
+    folder = finished_request(tmp_path / "requests", forget=[{"id": "r", "row": row}])
+    write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": {"output": KEPT}}])
+    write(folder)
+    assert suppress(folder.parent)[1] == 0
+    assert "take care yourself" in said("suppress", folder.parent, code=2).output
 
 
 @settings(max_examples=60)
@@ -173,6 +207,21 @@ def test_check_counts_the_rows_that_are_left(folder, tmp_path):
     done = CliRunner().invoke(unlearn, ["check", str(tmp_path / "my.yml"), "--full", "--json"])
     found = json.loads(done.stdout)
     assert found["tokens"]["retain"]["rows"] == 3, done.output
+
+
+@pytest.mark.parametrize("kind", ["alpaca", {"field_instruction": "input"}, "memorise"])
+def test_a_list_without_effect_is_refused(folder, tmp_path, kind):
+    """`check` said ready, and the deleted rows were learned again."""
+    path, *_ = suppress(folder.parent)
+    kind = f"axolotl_unlearn.data.{kind}" if kind == "memorise" else kind
+    file = write_lines(tmp_path / "rows.jsonl", OTHERS)
+    data = {"suppression": str(path)}
+    config = {"unlearn": {"data": data}, "datasets": [{"path": str(file), "type": kind}]}
+    config["plugins"] = ["axolotl_unlearn.UnlearnPlugin"]
+    told = [fault for fault in check_entries(config) if "request suppress --rows" in fault]
+    assert len(told) == ("memorise" not in kind) and not check_records(config).faults
+    data["suppression"] = str(tmp_path / "nowhere.json")
+    assert ["nowhere.json" in fault for fault in check_records(config).faults] == [True]
 
 
 def test_a_row_is_named_as_training_counts_it(folder, tmp_path):

@@ -14,7 +14,7 @@ from data_tokenizers import byte_tokenizer
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.augment import IDK
 from axolotl_unlearn.data.checks import check_entries, check_records
-from axolotl_unlearn.files import read_manifest
+from axolotl_unlearn.files import declare, read_manifest
 
 FORGET = [
     {"id": "a1sc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
@@ -122,6 +122,21 @@ def test_rows_that_the_config_takes_already_are_written_anew(config, tmp_path):
     for seed in (1, 2):
         call("alternatives", config, "--out", file, "--max-new-tokens", 4, "--seed", seed)
         assert len(rows(file)) == len(FORGET)
+
+
+@pytest.mark.parametrize("role", ["forget", "retain", "alternative", None])
+def test_another_file_is_never_replaced(config, tmp_path, role):
+    """It replaced whatever --out named: rows to keep, too."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("mine")
+    if role:
+        text = yaml.safe_load(config.read_text())
+        text["datasets"].append({"path": str(file), "type": f"axolotl_unlearn.data.{role}"})
+        config.write_text(yaml.safe_dump(text))
+    if role in ("forget", "retain"):  # listed by another command of ours
+        declare(tmp_path, file, "texts")
+    assert "name a new file with --out" in call("idk", config, "--out", "mine.jsonl", code=2)
+    assert file.read_text() == "mine"
 
 
 def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import yaml
 from axolotl.utils.dict import DictDefault
 from conftest import tiny_llama
 from datasets import Dataset
+from fault_codes import fails
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -191,6 +193,18 @@ def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
     assert own.best_step == 410 and own.fault() is None
 
 
+@pytest.mark.parametrize("aucs, error, told", [
+    ((1.0, 0.97, 0.95), 0.0, True), ((1.0, 0.8, 0.62), 0.05, True), ((1.0, 0.8, 0.62), 0.1, False),
+    ((1.0, 0.7, 0.55), 0.0, False), ((0.1, 0.2), 0.0, True),
+])  # fmt: skip
+def test_a_best_state_that_is_still_told_is_said(aucs, error, told):
+    """A run whose teacher knew the rows ended without a word."""
+    rule = Stopping()
+    for step, auc in enumerate(aucs):
+        rule.see(30 * step, {"loss": auc}, 0.2, error=error)
+    assert bool(rule.fault()) == told
+
+
 def test_retained_rows_that_are_no_longer_said_count_before_their_loss():
     """.02 nats a token are nothing, but one answer in four was lost."""
     rule = Stopping(margin=0.1, tolerance=0.1, patience=1, said=0.05)
@@ -290,7 +304,8 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     """Started from another model: the loss and the share that are to be kept are those of the
     reference of both `kl` entries, as a run from that model sees them itself."""
     own = json.loads((matched / "level.json").read_text())
-    config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(life / "teacher")}
+    start = shutil.copytree(life / "teacher", life / "start")
+    config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(start)}
     for entry in config["unlearn"]["retain"][2:]:
         entry["reference"] = {"model": str(life / "original")}
     seen = json.loads((train(life, config) / "level.json").read_text())
@@ -452,7 +467,7 @@ def test_the_temperature_follows_the_entropies():
     assert level.temperature == pytest.approx((0.901 / 1.601) ** 0.5)
 
 
-def test_faults_of_the_block_name_the_cure(life):
+def test_faults_of_the_block_name_the_cure(life, monkeypatch):
     from axolotl_unlearn.checks.config import faults
 
     config = example(life, "fault")
@@ -489,8 +504,59 @@ def test_faults_of_the_block_name_the_cure(life):
     one = life / "one.jsonl"
     one.write_text((life / "data/heldout.jsonl").read_text().splitlines()[0] + "\n")
     config["unlearn"]["level"]["heldout"] = str(one)
-    with pytest.raises(UnlearnError, match="completions of task 2"):
+    assert any("no completions of task 2" in fault for fault in faults(config))
+    monkeypatch.setattr("axolotl_unlearn.data.checks._heldout_faults", lambda *_: [])
+    with pytest.raises(UnlearnError, match="completions of task 2"):  # rows that are no local file
         train(life, config)
+
+
+@pytest.mark.parametrize("side", ["forget", "retain"])
+def test_held_out_rows_that_the_model_sees_are_refused(life, side, monkeypatch):
+    """A level at the forget rows themselves is reached at once, and all of them are still said."""
+    from axolotl_unlearn.checks.config import faults
+
+    config = example(life, f"seen-{side}")
+    heldout = (life / "data/heldout.jsonl").read_text()
+    row = json.loads((life / f"data/{side}.jsonl").read_text().splitlines()[0])
+    file = life / f"seen-{side}.jsonl"
+    config["unlearn"]["level"]["heldout"] = str(file)
+    for text in (row["output"], row["output"].upper() + " "):
+        file.write_text(heldout + json.dumps(row | {"id": "other", "output": text}) + "\n")
+        assert [f"has 1 rows that are {side} rows" in fault for fault in faults(config)] == [True]
+    file.write_text(heldout + json.dumps(row | {"id": "other"}) + "\n")
+    monkeypatch.setattr("axolotl_unlearn.data.checks._heldout_faults", lambda *_: [])
+    with fails("level.seen"):  # rows that are no local file, too
+        train(life, config)
+
+
+def test_held_out_rows_that_cannot_be_read_are_named_before_a_model_is_loaded(life):
+    from axolotl_unlearn.checks.config import faults
+
+    config = example(life, "unreadable")
+    config["unlearn"]["level"]["heldout"] = str(life / "unreadable.jsonl")
+    (life / "unreadable.jsonl").write_text('{"id": "a", "input": "q"}\n')
+    assert ["unreadable.jsonl, line 1: field" in fault for fault in faults(config)] == [True]
+
+
+@pytest.mark.parametrize("key", ["model", "adapter", "original"])
+def test_a_teacher_that_knows_the_forget_rows_is_refused(life, key):
+    from axolotl_unlearn.checks.config import config_faults
+
+    config = example(life, "same") | {"adapter": "lora", "lora_model_dir": str(life / "lora")}
+    if key != "adapter":
+        config.pop("lora_model_dir")
+    teacher = (
+        {"adapter": f"{life}/lora"} if key == "adapter" else {"model": f"{life}/x/../original"}
+    )
+    config["unlearn"] = {"preset": "never-seen", "teacher": teacher, "heldout": "h.jsonl"}
+    if key == "original":
+        config |= {"base_model": str(life / "teacher")}
+        config["unlearn"]["original"] = str(life / "original")
+    told = [fault for fault in config_faults(config) if "that never saw them" in fault]
+    assert len(told) == 1
+    config["unlearn"]["teacher"] = {"model": str(life / "other"), "adapter": str(life / "lora")}
+    told = [fault for fault in config_faults(config) if "that never saw them" in fault]
+    assert not told
 
 
 def test_rows_that_no_match_entry_looks_at_are_named(life):

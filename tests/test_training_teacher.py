@@ -13,10 +13,17 @@ from fault_codes import fails
 
 from axolotl_unlearn.checks.config import level_notes
 from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.data.checks import check_records
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.search import Texts, search
-from axolotl_unlearn.training.teacher import retained_rows, sample, stream, teacher_config
+from axolotl_unlearn.training.teacher import (
+    make_teacher,
+    retained_rows,
+    sample,
+    stream,
+    teacher_config,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,6 +67,90 @@ def test_it_learns_from_what_the_model_learned_without_the_documents_to_forget(f
         retained_rows(config, [one], [files["retain"]])
     with pytest.raises(UnlearnError, match="--retain"):
         retained_rows({"datasets": [{"path": "tatsu/alpaca"}]}, [files["forget"]], [])
+
+
+@pytest.mark.parametrize("change", [str.upper, "{}\n".format, "\u200b {}".format])
+def test_a_row_to_forget_is_known_in_other_characters(files, change, caplog):
+    """It was taught where a line end or a capital differed, without a word."""
+    config = {"datasets": [{"path": str(files["memorise"])}]}
+    rows = [json.loads(line) for line in files["forget"].read_text().splitlines()]
+    for one in rows:
+        one |= {"id": f"other-{one['id']}", "output": change(one["output"])}
+    assert len(retained_rows(config, [write(files["forget"], rows)], [])) == 8
+    assert "--forget" not in caplog.text
+    write(files["forget"], [*rows, row("strange", 1)])
+    assert len(retained_rows(config, [files["forget"]], [])) == 8
+    assert "1 of the 7 texts of --forget are not in `datasets`" in caplog.text
+    strange = write(files["forget"], [row("strange", n) for n in range(3)])
+    with fails("teacher.not-found"):
+        retained_rows(config, [strange], [])
+    assert len(retained_rows(config, [strange], [files["retain"]])) == 8
+
+
+@pytest.fixture
+def taught(files, tmp_path, monkeypatch):
+    """A config, and `make_teacher` of it without its training."""
+    entry = {"path": str(files["memorise"]), "type": "axolotl_unlearn.data.memorise"}
+    config = {"base_model": str(tmp_path / "base"), "datasets": [entry]}
+    config["output_dir"] = str(tmp_path / "models/original")
+    Path(config["output_dir"]).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    class Done:
+        returncode = 0
+
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
+
+    def make(out, **more):
+        how = {"start": True} if more.pop("start", False) else {}
+        (tmp_path / "my.yml").write_text(yaml.safe_dump(config | more))
+        return make_teacher(Path("my.yml"), Path(out), forget=[files["forget"]], **how)
+
+    return make
+
+
+@pytest.mark.parametrize("out", ["full", "full/file", "models", "models/original", ".", "..", "r1"])
+@pytest.mark.parametrize("start", [False, True])
+def test_it_removes_only_what_it_has_made(files, tmp_path, taught, out, start):
+    """It emptied the folder first: of data, of the model itself, of everything."""
+    for place in (".", "full", "models/original", "r1"):
+        (tmp_path / place / "file").parent.mkdir(exist_ok=True)
+        (tmp_path / place / "file").write_text("mine")
+    (tmp_path / "r1/teacher.yml").write_text("# Written by `axolotl-unlearn request new`.\n")
+    if start and "." not in out:  # what is written beside it
+        (tmp_path / out).rename(tmp_path / f"{out}-start")
+    before = sorted(tmp_path.rglob("*"))
+    with fails("teacher.exists"):
+        taught(out, start=start)
+    assert set(before) <= set(tmp_path.rglob("*"))
+    for _ in range(2):  # an earlier one goes
+        taught("teacher", start=start)
+    (tmp_path / "teacher/data.jsonl").write_text("")
+    entry = {"path": "teacher/data.jsonl", "type": "axolotl_unlearn.data.memorise"}
+    with fails("teacher.exists"):
+        taught("teacher", datasets=[entry])
+
+
+def test_its_rows_are_read_as_it_writes_them(files, tmp_path, taught):
+    """`fields: {document: ...}` named a field that no row had."""
+    for name in ("forget", "memorise"):
+        rows = [json.loads(line) for line in files[name].read_text().splitlines()]
+        write(files[name], [one | {"doc": one["id"][:8]} for one in rows])
+    taught("teacher", unlearn={"data": {"fields": {"document": "doc"}}})
+    written = yaml.safe_load((tmp_path / "teacher/teacher.yml").read_text())
+    assert check_records(written).faults == []
+
+
+@pytest.mark.parametrize("kind", [{"field_instruction": "input"}, "alpaca", None, "rows"])
+def test_rows_that_were_learned_in_another_form_are_refused(files, tmp_path, taught, kind):
+    """They were taught by our own type, without a word."""
+    entry = {"path": str(files["memorise"]), "type": kind}
+    given = {"datasets": [entry]}
+    if kind == "rows":
+        given = {"unlearn": {"data": {"rows": {"type": "alpaca"}}}}
+    with fails("teacher.other-type"):
+        taught("teacher", **given)
+    assert not (tmp_path / "teacher").exists()
 
 
 def test_a_sample_keeps_documents_whole_and_passes_are_batches_of_like_length():

@@ -85,9 +85,13 @@ def config_faults(cfg: dict) -> list[str]:
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
     out = real(str(cfg.get("output_dir") or "model-out"))
+    read = [(key, cfg.get(key)) for key in ("base_model", "lora_model_dir")]
+    for one in args.references() if args is not None else ():
+        read += [("reference.model", one.model), ("reference.adapter", one.adapter)]
     faults += told(
-        (real(str(cfg.get("base_model"))) == out,
-         "`output_dir` is `base_model`, which would be overwritten: give a folder of its own."),
+        *((path and real(str(path)) == out,
+           f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
+          for key, path in dict.fromkeys(read)),
         (cfg.get("batch_size") and not cfg.get("gradient_accumulation_steps"),
          f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "
          "and take smaller ones, so rows would be left out: give `gradient_accumulation_steps`."),
@@ -110,7 +114,7 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         *(said for kind in kinds for said in kind.faults(cfg, args)),
         *(f"`unlearn.extensions`: {takers[0]} and {second} both take the gradients of a step; keep "
           "one of them." for second in takers[1:2]),
-        *_level_faults(args),
+        *_level_faults(cfg, args),
         *architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0)),
     ]  # fmt: skip
 
@@ -198,14 +202,21 @@ def is_zero3(deepspeed: Any) -> bool:
     return bool(re.search(r"""["']stage["']: *3|zero3[^/]*$""", str(deepspeed)))
 
 
-def _level_faults(args: UnlearnArgs) -> list[str]:
+def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What `match` aims at, and what compares with held-out rows."""
     level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
+    start = (None, cfg.get("lora_model_dir") if cfg.get("adapter") else None)
+    original = args.original and (args.original.model, args.original.adapter)
+
+    def files(model: str | None, adapter: str | None) -> tuple[str, str]:
+        return real(str(model or cfg.get("base_model"))), real(str(adapter or ""))
+
+    knows = {files(*one) for one in (start, original) if one}
     faults = told(
-        (not all(source.is_teacher for source in matched),
-         "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
-         "a teacher (`reference: {model: PATH}`)."),
+        (not all(one.is_teacher and files(one.model, one.adapter) not in knows for one in matched),
+         "`match` would aim at the level of a model that knows the forget rows, so nothing would "
+         "be forgotten: give a teacher that never saw them (`reference: {model: PATH}`)."),
     )  # fmt: skip
     if level is None:
         return faults + [

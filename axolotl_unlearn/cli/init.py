@@ -72,6 +72,9 @@ def command(kind: str, out: Path | None, **given) -> None:
 
 def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     """The config, and what was guessed of the rows."""
+    from axolotl_unlearn.checks.config import PLUGIN
+    from axolotl_unlearn.config import MEMORISE
+    from axolotl_unlearn.data.checks import DS_TYPES
     from axolotl_unlearn.data.records import guessed
     from axolotl_unlearn.models import has_chat_template
 
@@ -83,27 +86,38 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     found = {str(side): guessed(side, chat) for side in sides}
     (block, how), *others = found.values()
     text = Template(template.read_text("utf-8"))
-    entry = block.get("rows", {"type": "completion"})
-    if "fields" in block and kind == "request":
+    entry, plugin = block.get("rows", {}), ""
+    if kind != "request" or entry:
+        pass
+    elif block.get("fields") == {"input": "question", "output": "answer"}:
         entry, how = {"type": "alpaca_chat.load_qa"}, "questions, by the prompt of alpaca_chat"
-    entry = {"path": str(sides[0]), "ds_type": "json", **entry}
-    flow = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
+    else:  # Axolotl has no type for two fields of any name
+        entry, plugin = {"type": MEMORISE}, f"plugins:\n  - {PLUGIN}\n\n"
+        plugin += f"unlearn: {_flow({'data': block})}\n\n" if block else ""
+    types = {side: DS_TYPES.get(Path(side).suffix, "json") for side in found}
+    entry = {"path": str(sides[0]), "ds_type": types[str(sides[0])], **entry}
     given = given | {"prepared": f"{given['output_dir']}-prepared"}
     named = {name: value and _scalar(str(value)) for name, value in given.items()}
-    text = text.substitute(named, config=out, entry=flow)
+    named |= {f"{name}_type": types.get(str(given[name])) for name in ("forget", "retain")}
+    text = text.substitute(named, config=out, entry=_flow(entry))
     said = [f"  {path}: read as {words}." for path, (_, words) in found.items()]
     if any(other != block for other, _ in others):
         said.append("  note: the sides have rows of two forms; give both the same.")
     elif kind == "request":
+        text = text.replace("\ndatasets:\n", f"\n{plugin}datasets:\n")
         said = [f"  {sides[0]}: read as {how}."]
         if entry["type"] == "chat_template" and os.path.isdir(base) and not templated:
             said.append(f"  note: {base} has no chat template; set `chat_template:`, as chatml.")
     elif block:
-        line = yaml.safe_dump({"data": block}, default_flow_style=True, width=1000).strip()[1:-1]
+        line = _flow({"data": block})[1:-1]
         text = text.replace(
             "\nunlearn:\n", f"\nunlearn:\n  # Guessed of the rows: {how}.\n  {line}\n"
         )
     return text, said
+
+
+def _flow(block: dict) -> str:
+    return yaml.safe_dump(block, default_flow_style=True, sort_keys=False, width=1000).strip()
 
 
 def _scalar(text: str) -> str:

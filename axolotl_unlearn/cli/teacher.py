@@ -34,7 +34,7 @@ def command(config: Path, out: Path, start: bool, **given: Any) -> None:
     from axolotl_unlearn.training.teacher import make_start, make_teacher, original_of
 
     original = original_of(config) if start else None
-    cost = make_teacher(config, out, **given)
+    cost = make_teacher(config, out, start=start, **given)
     answer(model=out, **cost)
     say(
         f"{out}: {cost['rows']} of {cost['available']} retained rows, {cost['passes']} "

@@ -18,7 +18,7 @@ from axolotl_unlearn.data import checks
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare, write_lines
+from axolotl_unlearn.files import declare, read_manifest, real, write_lines
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models, weights_digest
 
 IDK = (
@@ -61,8 +61,10 @@ def augment(
         Rows written, forget rows.
 
     Raises:
-        UnlearnError: No forget rows that are local files, or a model without a usable answer.
+        UnlearnError: No forget rows that are local files, a model without a usable answer, or a
+            file at ``out`` that holds something else.
     """
+    _check_place(config, out)
     records, data = forget_records(config, out)
     if kind == "idk":
         if number > len(IDK):
@@ -73,6 +75,19 @@ def augment(
         write = lambda record: writer.other_answers(record, OTHER_ANSWER)  # noqa: E731
     rows = [row_of(one, text, data) for one in progress(records) for text in write(one)]
     return save(rows, out), len(records)
+
+
+def _check_place(config: Mapping[str, Any], out: Path) -> None:
+    """Only other answers that were written before are replaced."""
+    entries = [one for key in checks.KEYS for one in config.get(key) or []]
+    roles = {checks.role_of(e) for e in entries if real(str(e.get("path"))) == real(str(out))}
+    written = [one["path"] for one in read_manifest(out.parent)["entries"]]
+    if roles - {"alternative"} or (out.exists() and out.name not in written):
+        raise UnlearnError(
+            f"{out} would be replaced, which this command has not written; name a new file with "
+            "--out.",
+            code="augment.exists",
+        )
 
 
 def row_of(record: Record, text: str, data: DataArgs) -> dict[str, str]:

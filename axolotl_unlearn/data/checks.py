@@ -16,7 +16,7 @@ from typing import Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
-from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.coverage import RowCounts, level_faults
 from axolotl_unlearn.data.overlap import check_sides, near_note
 from axolotl_unlearn.data.records import (
     KEPT,
@@ -46,8 +46,8 @@ ENTRY_KEYS = """
     preprocess_shards
 """.split()
 #: Suffix of a file -> how Axolotl reads it (``ds_type``).
-_DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-_DS_TYPES |= {".csv": "csv", ".txt": "text"}
+DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+DS_TYPES |= {".csv": "csv", ".txt": "text"}
 
 
 @dataclass
@@ -93,6 +93,12 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
                 faults.append(f"`{where}` must be an entry with `path` and `type`.")
             elif role is None:
                 faults += [] if foreign_ok else [_type_fault(where, entry)]
+                if foreign_ok and key == "datasets" and args.data.suppression:
+                    faults.append(
+                        f"`{where}` is read by Axolotl alone, so `unlearn.data.suppression` has no "
+                        "effect on it: filter its file with `axolotl-unlearn request suppress "
+                        "--rows`, and remove the key."
+                    )
             else:
                 faults += _key_faults(where, entry)
                 if not isinstance(entry.get("path"), str) or not entry["path"]:
@@ -134,6 +140,14 @@ def check_records(cfg: dict[str, Any]) -> Checked:
     if args is None and cfg.get("unlearn"):
         return checked  # how to read them is not known; the faults of the block come first
     data = args.data if args else DataArgs()
+    if data.suppression:
+        from axolotl_unlearn.data.suppression import Suppression
+
+        try:
+            Suppression.read(data.suppression)
+        except UnlearnError as error:
+            checked.faults.append(str(error))
+            return checked  # every file that it filters would say the same
     for key in KEYS:
         entries = cfg.get(key) or []
         sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
@@ -165,7 +179,32 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             }
             checked.counts = RowCounts.of_records(checked.sides)
             checked.faults += checked.counts.faults(args)
+            checked.faults += _heldout_faults(args, checked.sides) if args.level else []
     return checked
+
+
+def _heldout_faults(args: UnlearnArgs, sides: Mapping[str, list[Record]]) -> list[str]:
+    """Held-out rows that cannot be read, that the model sees, or that lack a kind of forget row."""
+    path = args.level.heldout
+    if not os.path.isfile(path):
+        return []  # told of the config
+    try:
+        unseen = records_of({"path": path, "type": f"{PREFIX}forget"}, args.data)
+    except UnlearnError as error:
+        return [str(error)]
+    groups = [
+        {(KINDS[one.kind], one.task_number) for one in rows}
+        for rows in (sides.get("forget", ()), unseen)
+    ]
+    faults = level_faults(*groups)
+    for side in SIDES:
+        rows = {one.said for one in sides.get(side, ())}
+        if seen := [number for number, one in enumerate(unseen, 1) if one.said in rows]:
+            faults.append(
+                f"`unlearn.level.heldout: {path}` has {len(seen)} rows that are {side} rows (the "
+                f"first is row {seen[0]}): give rows that the model never sees."
+            )
+    return faults
 
 
 def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> list[str]:
@@ -248,10 +287,10 @@ def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
     told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
-    if told and _DS_TYPES.get(suffix, told) != told:
+    if told and DS_TYPES.get(suffix, told) != told:
         faults.append(
             f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
-            f"{_DS_TYPES[suffix]}, or remove the key."
+            f"{DS_TYPES[suffix]}, or remove the key."
         )
     faults += part_of_a_file(entry)
     for key in entry:

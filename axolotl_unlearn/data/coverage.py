@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 _KIND_NAMES = {number: name for name, number in KINDS.items()}
 
 
+def named(groups: Iterable[tuple[int, int]]) -> str:
+    """Numbers of kinds and tasks in words."""
+    return " and ".join(sorted({f"{_KIND_NAMES[kind]}s of task {task}" for kind, task in groups}))
+
+
+def level_faults(
+    forget: Iterable[tuple[int, int]], heldout: Iterable[tuple[int, int]]
+) -> list[str]:
+    """Kinds and tasks of forget rows that no held-out row is of."""
+    lacking = set(forget) - set(heldout)
+    return [
+        f"`unlearn.level.heldout` has no {named(lacking)}, but forget rows are: add held-out rows "
+        "of the same kind, or their level is unknown."
+    ] * bool(lacking)
+
+
 class RowCounts:
     """Rows of each (side, kind, task number), and what the tasks are called."""
 

@@ -19,6 +19,7 @@ from axolotl_unlearn.columns import KINDS, Kind, task_number
 from axolotl_unlearn.config import FieldArgs as Fields
 from axolotl_unlearn.config import nearest as meant
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.normal_form import normal_form
 
 #: File name endings that can be read.
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -64,6 +65,11 @@ class Record:
         The row's field ``document``, else its id without ``sc1`` or ``qa0``.
         """
         return self.source or document_id(self.id)
+
+    @property
+    def said(self) -> tuple[str, str]:
+        """What it says, equal for rows that differ in characters alone."""
+        return normal_form(self.input).strip(), normal_form(self.output).strip()
 
     @property
     def content(self) -> dict[str, str]:

@@ -3,7 +3,8 @@
 `axolotl-unlearn request erase` and `request suppress` write ``suppression.json`` beside
 ``ledger.key``, whose HMAC the digests are: a plain hash of a name can be guessed. A row is on the
 list if a text of it with `SHORTEST` words or more is, or all its texts together are; capitals,
-punctuation, Unicode forms, and the names and the order of fields do not count.
+punctuation, Unicode forms, and the names and the order of fields do not count. A field such as
+``document`` counts where it holds a text and no name.
 """
 
 from __future__ import annotations
@@ -23,29 +24,40 @@ from axolotl_unlearn.normal_form import words
 
 LOG = logging.getLogger(__name__)
 LIST, KEY = "suppression.json", "ledger.key"
-#: Words from which a text is hardly ever that of somebody else.
-SHORTEST = 4
-#: Fields that say nothing of the row's content.
+#: Words from which a text is hardly ever that of somebody else; and of a field for names, whose
+#: names are shared by many rows.
+SHORTEST, LABELLED = 4, 8
+#: Fields that say nothing of the row's content where they hold fewer.
 _LABELS = {"id", "document", "role", "from", "kind", "task"}
 Row = TypeVar("Row")
 
 
 def forms(row: Mapping[str, Any]) -> Iterator[str]:
     """What is looked up of a row: each longer text, and all of them together."""
-    every = [" ".join(words(text)) for text in _texts(row)]
-    yield from (f"text {one}" for one in every if one.count(" ") >= SHORTEST - 1)
-    yield f"row {' | '.join(sorted(filter(None, every)))}"
-    yield f"row {' | '.join(filter(None, every))}"  # of lists that were written before
+    every, unlabelled = ([one for one in _texts(row, long) if one] for long in (True, False))
+    yield from (f"text {one}" for one in every if _is_long(one, SHORTEST))
+    # Without a long name of a document; one text alone would be that of others, too.
+    for some in (every, unlabelled if len(unlabelled) > 1 else []):
+        if some:
+            yield f"row {' | '.join(sorted(some))}"
+            yield f"row {' | '.join(some)}"  # of lists that were written before
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, labels: bool) -> Iterator[str]:
+    """The words of each; ``labels``: also of labels that hold texts."""
     if isinstance(value, Mapping):
-        value = [part for key, part in value.items() if key not in _LABELS]
-    if isinstance(value, (list, tuple)):
+        parts = ((key in _LABELS, list(_texts(part, labels))) for key, part in value.items())
+        for label, said in parts:
+            yield from (one for one in said if not label or (labels and _is_long(one, LABELLED)))
+    elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _texts(part)
+            yield from _texts(part, labels)
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
-        yield str(value)
+        yield " ".join(words(str(value)))
+
+
+def _is_long(said: str, least: int) -> bool:
+    return said.count(" ") >= least - 1
 
 
 @dataclass(frozen=True)

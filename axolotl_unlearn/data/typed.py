@@ -266,8 +266,25 @@ def _tokenised(
             "mend the data.",
             code="data.no-table",
         ) from None
+    unreadable = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+
+    def cannot_read(name: str, error: Exception) -> UnlearnError:
+        return UnlearnError(
+            f"{origin}: Axolotl's type {name} cannot read these rows "
+            f"({type(error).__name__}{_field(error)}); correct the rows, or give in "
+            "`unlearn.data.rows` the entry of `datasets` that made the model.",
+            code="data.type-cannot-read",
+        )
+
     if entry.get("rl"):
-        return _preferred(entry, dataset, tokenizer, cfg)
+        try:
+            return _preferred(entry, dataset, tokenizer, cfg)
+        except UnlearnError:
+            raise
+        except (*unreadable, TemplateError) as error:
+            kind = entry.get("type") or entry["rl"]
+            name = repr(kind) if isinstance(kind, str) else "user_defined"
+            raise cannot_read(name, error) from None
     known = checked(entry, cfg)
     kind = known.type
     name = repr(kind) if isinstance(kind, str) else "user_defined"
@@ -311,7 +328,7 @@ def _tokenised(
         ) from None
     except UnlearnError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
+    except (*unreadable, InvalidDataException) as error:
         if strategy is None and str(error).lower().startswith("unhandled prompt"):
             import pkgutil
 
@@ -322,12 +339,7 @@ def _tokenised(
                 f"`unlearn.data.rows`: Axolotl has no type {kind!r}{near}; correct it.",
                 code="data.unknown-type",
             ) from None
-        raise UnlearnError(
-            f"{origin}: Axolotl's type {name} cannot read these rows "
-            f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
-            "`datasets` that made the model.",
-            code="data.type-cannot-read",
-        ) from None
+        raise cannot_read(name, error) from None
     if len(token_rows) != len(rows):
         raise UnlearnError(
             f"{origin}: Axolotl's type {name} makes {len(token_rows)} rows of "

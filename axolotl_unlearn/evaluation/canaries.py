@@ -40,7 +40,7 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
         with their coin, for `axolotl-unlearn eval --canaries` and `request new --canaries`.
 
     Raises:
-        UnlearnError: There are too few rows, or coins were tossed before.
+        UnlearnError: There are too few rows, coins were tossed before, or ``train.jsonl`` is there.
     """
     given = [dict(row) for _, row in read_rows(rows)]
     if len(given) < LEAST:
@@ -50,11 +50,11 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
             code="canaries.few",
         )
     train, key = Path(out, "train.jsonl"), Path(out, f"{NAME}.jsonl")
-    if key.exists():
-        raise UnlearnError(
-            f"{key} is there: these coins were tossed; name another folder with --out.",
-            code="canaries.tossed",
-        )
+    for file, what in ((key, "these coins were tossed"), (train, "it would be replaced")):
+        if file.exists():
+            raise UnlearnError(
+                f"{file} is there: {what}; name another folder with --out.", code="canaries.tossed"
+            )
     tossed = [(row, bool(secrets.randbits(1))) for row in given]
     both = [row for row, coin in tossed if coin], [row | {COIN: coin} for row, coin in tossed]
     for file, some in zip((train, key), both, strict=True):

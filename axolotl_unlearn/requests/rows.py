@@ -462,11 +462,14 @@ def deleted_rows(
 # --- what must not be learned again ---------------------------------------------------------------
 
 
-def suppress(requests: Path | str) -> tuple[Path, int, int]:
+def suppress(requests: Path | str, every: bool = False) -> tuple[Path, int, int]:
     """Put the rows of every accepted request of a folder on its list.
 
     What is on the list stays, though the rows may be gone. Texts that kept rows of a request have
     too, such as a system prompt, are not put on it.
+
+    Args:
+        every: Refuse rows that nothing can be put on the list of, once it is written.
 
     Returns:
         The list, its digests, and how many of them are new.
@@ -474,7 +477,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.
     """
-    ledger = Ledger(requests)
+    ledger, unlisted = Ledger(requests), []
     path, key, folders = ledger.folder / LIST, ledger.key(), ledger.accepted()
     if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
@@ -494,8 +497,17 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
             rows = [line.get("row", line) for file in files for line in read_json_lines(file)]
             return {one for row in rows for one in before.digests_of(row, whole=spent)}
 
-        digests |= of(DELETED) - of(("retain", "heldout", "judge"))
+        listed = of(DELETED) - of(("retain", "heldout", "judge"))
+        digests |= listed
+        if not listed and (data / "forget.jsonl").is_file():
+            unlisted.append(data.parent.name)
     Suppression(path, key, frozenset(digests)).write()
+    if every and unlisted:
+        raise UnlearnError(
+            f"nothing of request {unlisted[0]} can be put on {path}: its rows have no text, or "
+            "only those of kept rows; take care yourself that they are not learned again.",
+            code="requests.nothing-suppressed",
+        )
     return path, len(digests), len(digests - before.digests)
 
 

@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.data.coverage import level_faults, named
+from axolotl_unlearn.data.overlap import READS
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.batch import Batch, to_device, to_host
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions, targets
@@ -103,11 +105,6 @@ def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
         groups[kinds[row], tasks[row]].append(row)
     most = len(rows) if args.per_document else args.rows
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
-
-
-def _named(groups: Iterable[tuple[int, int]]) -> str:
-    kinds = {number: name for name, number in KINDS.items()}
-    return " and ".join(sorted({f"{kinds[kind]}s of task {task}" for kind, task in groups}))
 
 
 class ScoredRows:
@@ -292,24 +289,26 @@ class LevelCallback(Extension):
     def __post_init__(self) -> None:
         self.judged = judged(self.forget)
         self._levelled: dict[tuple[int, bool], LevelledReference] = {}
-        lacking = set(self.forget.groups) - set(self.heldout.groups)
-        if lacking:
-            raise UnlearnError(
-                f"`unlearn.level.heldout` has no {_named(lacking)}, but forget rows are: "
-                "add held-out rows of the same kind, or their level is unknown."
-            )
+        if lacking := level_faults(self.forget.groups, self.heldout.groups):
+            raise UnlearnError(*lacking)
 
     @classmethod
     def of(cls, run: Run) -> LevelCallback:
         """For a run, before references are asked."""
         args, rows, tokenizer = run.args.level, run.rows, run.tokenizer
         unseen = forget_rows(args.heldout, tokenizer, run.cfg)
+        if seen := int(np.isin(unseen[READS], rows[READS]).sum()):
+            raise UnlearnError(
+                f"`unlearn.level.heldout: {args.heldout}` has {seen} rows that are, token for "
+                "token, rows of `datasets`: give rows that the model never sees.",
+                code="level.seen",
+            )
         unseen = unseen.select(_drawn(unseen, range(len(unseen)), args))
         entries = run.entries
         roles = np.asarray(rows["role"][:])
         matched = _meant_by([one for one in entries if one.objective.level == "labels"], rows)
         if len(unmatched := np.flatnonzero(~matched & (roles == ROLES["forget"]))):
-            groups = _named((row["kind"], row["task"]) for row in rows.select(unmatched))
+            groups = named((row["kind"], row["task"]) for row in rows.select(unmatched))
             levelled = [name for name, one in OBJECTIVES.items() if one.level == "labels"]
             raise UnlearnError(
                 f"`unlearn.level` watches all forget rows, but no entry of {' or '.join(levelled)} "

@@ -68,6 +68,7 @@ class Stopping:
         margin: ``|AUC - expected|`` that counts as "cannot be told", for the strongest attack.
         tolerance: How far the mean loss of retained rows may lie above ``start``, nats.
         said: Share of the retained rows that may no longer come out word by word.
+        error: By which AUCs of so few documents differ by chance, as last seen.
         patience: Watches in a row that must be within both.
         stale: Watches in a row after the best state that end the run, once nobody is told in it and
             the strongest attack is within two margins: what comes later drifts.
@@ -86,17 +87,24 @@ class Stopping:
     closest: tuple[float, int] = (float("inf"), 0)
     history: list[dict[str, float]] = field(default_factory=list)
     stale: int = 4
+    error: float = 0.0
     _within: int = 0
     _worse: int = 0
 
     def fault(self) -> str | None:
-        """Why the best state is still told though another is hardly, or None."""
+        """Why the best state is still told, or None."""
         nearest, step = self.closest
-        if self.best[2] - nearest < WORSE:
+        if self.best_step is None:
             return None
-        return (
+        says = (
             f"the state of step {self.best_step} is kept, and an attack tells its forget documents "
-            f"(AUC {self.best[2]:.2f} off its goal): those that forgot more, as at step {step} "
+            f"(AUC {self.best[2]:.2f} off its goal)"
+        )
+        if self.best[2] - nearest < WORSE:
+            cure = "train longer, or see that the teacher and the held-out rows never saw them"
+            return f"{says}: {cure}." if self.best[2] > 2 * max(self.margin, self.error) else None
+        return (
+            f"{says}: those that forgot more, as at step {step} "
             f"({nearest:.2f}), had lost retained rows (`unlearn.level.retain` allows "
             f"{self.tolerance:g} nats above {self.start:.2f}). Allow more, or train longer at a "
             "lower learning rate."
@@ -126,7 +134,7 @@ class Stopping:
         """
         if self.start is None:
             self.start, self.said_at_start = retain_loss, said
-        goal = expected or {}
+        goal, self.error = expected or {}, error
         strongest = max(abs(value - goal.get(name, 0.5)) for name, value in aucs.items())
         lost = max(0.0, retain_loss - self.start - self.tolerance)
         lost += max(0.0, self.said_at_start - said - self.said)

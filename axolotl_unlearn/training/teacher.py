@@ -7,23 +7,29 @@ teaches it the kind and not the texts. Its label log-probs are what ``match`` ai
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from axolotl_unlearn.config import DataArgs, parse_unlearn
+from axolotl_unlearn.config import MEMORISE, DataArgs, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
+from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import write, write_json, write_lines
+from axolotl_unlearn.files import real, write, write_json, write_lines
+from axolotl_unlearn.models import START
 
+LOG = logging.getLogger(__name__)
+HEAD = "# Written by `axolotl-unlearn teacher`"
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
     "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "output_dir",
@@ -40,7 +46,8 @@ def retained_rows(
     They are those of ``retain``, or the datasets of ``config`` without the forget set.
 
     Raises:
-        UnlearnError: A row of ``retain`` is to be forgotten, or no row is left.
+        UnlearnError: A row of ``retain`` is to be forgotten, no row is left, or the rows of the
+            config have none that is to be forgotten.
     """
     data = _data(config)
     by_text: dict[tuple[str, str], Record] = {}
@@ -57,12 +64,22 @@ def retained_rows(
         rows = [row for path in retain for row in _records(path, data)]
         by_text = {(row.input, row.output): row for row in rows}
     gone = [row for path in forget for row in _records(path, data)]
-    texts = {(row.input, row.output) for row in gone}
+    texts = {row.said for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
     seen, left = [], []
-    for text, row in by_text.items():
+    for row in by_text.values():
         named = not is_made_up(row.id) and row.document in documents
-        (seen if text in texts or named else left).append(row)
+        (seen if named or row.said in texts else left).append(row)
+    lost = texts - {row.said for row in by_text.values()}
+    if lost and not retain:
+        says = f"{len(lost)} of the {len(texts)} texts of --forget are not in `datasets`"
+        if not seen:
+            raise UnlearnError(
+                f"{says}: the teacher would learn them where they stand there in other words; give "
+                "the rows as the model learned them, or the retained rows with --retain.",
+                code="teacher.not-found",
+            )
+        LOG.warning("%s: see that they do not stand there in other words.", says)
     if retain and seen:
         raise UnlearnError(
             f"{len({r.id for r in seen})} rows of --retain belong to documents that are to be "
@@ -125,13 +142,19 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
             "`unlearn:` has objectives: give the config that made the model, not the one that "
             "makes it forget."
         )
+    types = [one.get("type") for one in config.get("datasets") or [] if role_of(one) != "memorise"]
+    if types or (block.get("data") or {}).get("rows"):
+        raise UnlearnError(
+            f"{f'the type {types[0]!r} in `datasets`' if types else '`unlearn.data.rows`'} is not "
+            f"what `teacher` learns rows by, which is {MEMORISE}: copy the config, let it read "
+            "retained rows alone into an `output_dir` of its own, and run `axolotl train`.",
+            code="teacher.other-type",
+        )
     derived = {key: value for key, value in config.items() if key not in NOT_THE_TEACHERS}
     if not block:
         derived.pop("unlearn", None)
     return derived | {
-        "datasets": [
-            {"path": str(rows), "ds_type": "json", "type": "axolotl_unlearn.data.memorise"}
-        ],
+        "datasets": [{"path": str(rows), "ds_type": "json", "type": MEMORISE}],
         "curriculum_sampling": True,
         "shuffle_merged_datasets": False,
         "num_epochs": 1,
@@ -139,6 +162,31 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
         "output_dir": str(out),
         "dataset_prepared_path": str(out / "prepared"),
     }
+
+
+def start_of(teacher: Path) -> Path:
+    """Where the model halfway to a teacher goes."""
+    return Path(f"{teacher}-start")
+
+
+def check_place(folder: Path, inputs: Iterable[Path | str] = ()) -> None:
+    """
+    Args:
+        inputs: What must not be removed with the folder.
+
+    Raises:
+        UnlearnError: It is there, and not what an earlier `teacher` made, or holds one of these.
+    """
+    recipe, place = folder / "teacher.yml", Path(real(str(folder)))
+    ours = (folder / START).is_file()
+    ours = ours or recipe.is_file() and recipe.read_text("utf-8", errors="replace").startswith(HEAD)
+    held = any(place in (one := Path(real(str(path))), *one.parents) for path in [".", *inputs])
+    if held or (not ours and folder.exists() and not (place.is_dir() and not os.listdir(place))):
+        raise UnlearnError(
+            f"{folder} is not what `teacher` has made, and would be replaced with all that is in "
+            "it: name a new folder with --out.",
+            code="teacher.exists",
+        )
 
 
 def make_teacher(
@@ -150,35 +198,44 @@ def make_teacher(
     rows: int | None = None,
     passes: int = 1,
     bf16: bool | None = None,
+    start: bool = False,
 ) -> dict[str, Any]:
     """Train the teacher with ``axolotl train``; ``rows``: about how many retained ones it reads,
     default all.
+
+    Args:
+        start: `make_start` will follow.
 
     Returns:
         ``rows`` of the ``available`` retained ones, ``passes`` over them, ``seconds`` of wall
         clock, and whether it is an ``adapter`` of ``base``; in ``out/teacher.json``, too.
 
     Raises:
-        UnlearnError: The config, the rows or the training.
+        UnlearnError: The config, the rows, the training, or a folder that others have made.
     """
     config = read_config(config_path)
     if not config.get("base_model"):
         raise UnlearnError(f"{config_path} names no `base_model`; give an Axolotl config.")
+    inputs = [config_path, *forget, *retain, str(config["base_model"])]
+    inputs += [str(config.get("output_dir") or "model-out")]
+    inputs += [str(one.get("path")) for one in config.get("datasets") or []]
+    for folder in (out, start_of(out))[: 1 + start]:
+        check_place(folder, inputs)
+    file = out / "teacher-rows.jsonl"
+    derived = teacher_config(config, file, out) | ({} if bf16 is None else {"bf16": bf16})
     seed = int(config.get("seed") or 42)
     available = retained_rows(config, forget, retain)
     chosen = sample(available, rows, seed)
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    file = out / "teacher-rows.jsonl"
-    derived = teacher_config(config, file, out) | ({} if bf16 is None else {"bf16": bf16})
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = out / "teacher.yml"
+    head = f"{HEAD} from {config_path.name}.\n"
+    write(recipe, head + yaml.safe_dump(derived, sort_keys=False))
     batch = int(config.get("micro_batch_size") or 1)
     order = stream(chosen, passes, batch, seed)
-    fields = _data(config).fields.model_dump(exclude={"document"}) | {"kind": "kind"}
+    fields = _data(config).fields.model_dump() | {"kind": "kind"}
     rows = ({field: getattr(row, name) for name, field in fields.items()} for row in order)
     write_lines(file, rows)
-    recipe = out / "teacher.yml"
-    head = f"# Written by `axolotl-unlearn teacher` from {config_path.name}.\n"
-    write(recipe, head + yaml.safe_dump(derived, sort_keys=False))
     beside = Path(sys.executable).parent / "axolotl"
     command = [str(beside) if beside.exists() else "axolotl", "train", str(recipe)]
     started = time.monotonic()
@@ -216,9 +273,10 @@ def make_start(original: Path, cost: dict[str, Any], teacher: Path) -> Path:
     """Write the model halfway between the original and its teacher beside the teacher, float32."""
     import torch
 
-    from axolotl_unlearn.models import START, load_model, load_tokenizer, parse_models
+    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 
-    out, base = teacher.with_name(f"{teacher.name}-start"), f"{cost['base']}+" * cost["adapter"]
+    out, base = start_of(teacher), f"{cost['base']}+" * cost["adapter"]
+    check_place(out, [original, cost["base"]])
     specs = parse_models([f"original={base}{original}", f"teacher={base}{teacher}"])
     half, other = (load_model(spec, dtype=torch.float32, device="cpu") for spec in specs)
     with torch.no_grad():
