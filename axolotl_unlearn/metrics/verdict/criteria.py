@@ -641,7 +641,7 @@ def attacks(facts: Facts) -> Iterator[Read]:
 
 
 def _comes_back(file: Attack, model: Model) -> Iterator[Read]:
-    """Each variant of an attack on the text; one that let the model say too little shows nothing."""
+    """Each variant of an attack on the text; with too few new tokens it shows nothing."""
     longest = max((row.tokens or 0 for row in model.texts if not row.member), default=0)
     asked = min(longest + BEFORE, model.max_gen_toks or NEW_TOKENS, NEW_TOKENS)
     if file.rows and (file.max_new_tokens or 0) < asked:
