@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -123,6 +124,27 @@ def test_gpt2_layers_are_rounded_along_their_inputs():
     expected = round_to_nearest(layer.weight.t(), "int4", group=8).t()
     quantise_model(model, "int4", group=8)
     torch.testing.assert_close(layer.weight, expected)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_each_expert_is_a_matrix(kind):
+    """transformers 5 keeps experts in one tensor, most of a model, which stayed as it was."""
+    import transformers
+
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
+    sizes |= {"moe_intermediate_size": 24, "num_local_experts": 3, "num_experts": 3}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_experts_per_tok=2)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    quantise_model(model, "int4", group=8)
+    experts = [name for name in before if before[name].dim() == 3]
+    assert len(experts) == 2
+    for name, number in itertools.product(experts, range(3)):
+        old, new = (kept[name][number] for kept in (before, model.state_dict()))
+        old, new = (old.t(), new.t()) if kind == "GptOss" else (old, new)
+        torch.testing.assert_close(new, round_to_nearest(old, "int4", group=8))
+        assert not torch.equal(old, new)
 
 
 @pytest.mark.parametrize("code, rounded", [
