@@ -198,6 +198,7 @@ def test_command_line_from_model_to_file(lab, tmp_path):
 @pytest.mark.parametrize("model, option", [
     ("none", []), ("memorised", ["--data", "none"]), ("memorised", ["--schemes", "int3"]),
     ("memorised", ["--schemes", "nf4", "--group", 16]), ("memorised", ["--limit", 0]),
+    ("memorised", ["--schemes", "int4", "--group", 0]), ("memorised", ["--max-new-tokens", -1]),
 ])  # fmt: skip
 def test_faults_end_the_command_at_once(lab, tmp_path, monkeypatch, model, option):
     monkeypatch.chdir(tmp_path)

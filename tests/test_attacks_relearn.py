@@ -162,6 +162,9 @@ def test_faults(lab, tmp_path, code, trained):
         relearn_attack(subject, Store(tmp_path), forget[:trained], forget, source="forget")
 
 
-@pytest.mark.parametrize("option", [("--lr", 0), ("--steps", "1,x")])
+@pytest.mark.parametrize("option", [
+    ("--lr", 0), ("--steps", "1,x"), ("--steps", "5,0"), ("--train-batch", 0), ("--lora-rank", -1),
+    ("--max-new-tokens", 0), ("--batch-size", 0), ("--rows", 0),
+])  # fmt: skip
 def test_options_that_are_no_numbers(lab, option):
     assert run(lab.unlearned, "--data", lab.data, *option).exit_code == 2

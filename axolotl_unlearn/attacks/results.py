@@ -64,8 +64,10 @@ def result_of(
     rows: Sequence[Mapping[str, Any]],
     **more: Any,
 ) -> dict[str, Any]:
-    """What an attack's file holds."""
+    """What an attack's file holds; ``limit`` too where rows have no input to ask with."""
     names = {"model": subject.name, "control": control.name if control else None}
+    asked = sum(bool(record.input.strip()) for record in subject.records)
+    more |= {"limit": asked} if asked < len(subject.records) else {}
     names |= bound_to(subject.spec, control.spec if control else None)
     return {"attack": attack, "title": title, **names, "rows": list(rows), **more}
 

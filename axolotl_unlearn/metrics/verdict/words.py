@@ -112,7 +112,7 @@ WORDS = {
         "taught": "the control of {name} is a model that saw the texts",
         "unmade": "{name} could not be made",
         "unasked": "{name}: nothing was asked",
-        "limited": "{name} was made with `--limit`",
+        "limited": "{name} asked about a part of the rows only",
         "cut": "{name}: that {n} tokens were generated is not known",
         "back": f"{_BRINGS} above its control",
         "gained": f"{_BRINGS} (no control was given)",
