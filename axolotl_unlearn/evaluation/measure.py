@@ -250,7 +250,8 @@ class Session:
                 if stored.get(name) is not None:
                     column[stored["key"]] = stored[name]
 
-        for stored in cache.rows_so_far(key, texts):
+        # Without its texts nobody could say whether a model collapsed: they are generated again.
+        for stored in cache.rows_so_far(key, need_texts=True):
             if stored.get("key") in rows:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
@@ -265,8 +266,9 @@ class Session:
                     known = {"key": row.key, "value": row_score(kind, said, expected)}
                     known |= {"contained": says_it}
                     take({**known, "text": said})
-                    done.append({**known, "text": said if texts else None})
-                cache.add_rows(key, done)
+                    done.append({**known, "text": said})
+                if texts:
+                    cache.add_rows(key, done)
                 count(numbers)
 
             prompts = [row.record.input for row in todo]
