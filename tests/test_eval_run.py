@@ -603,6 +603,16 @@ def test_intervals_of_membership_go_by_author():
     assert "entropy" in str(fault.value)
 
 
+def test_a_canary_whose_loss_is_no_number_is_said(home, tmp_path, monkeypatch):
+    """NaN had the same rank in all of them: p was 1."""
+    rows = [{"id": f"c{i}", "document": f"in {i}", "included": i % 2 == 0} for i in range(10)]
+    (tmp_path / "canaries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(measure, "loss", lambda _: float("nan"))
+    more = OPTIONS | {"canaries": str(tmp_path / "canaries.jsonl")}
+    with fails("eval.not-finite"):
+        evaluate([str(home / "original")], home / "data", tmp_path, **more)
+
+
 def test_a_dtype_that_torch_lacks():
     assert torch_dtype("bfloat16") is torch.bfloat16
     for name in ("fp16", "nn", ""):

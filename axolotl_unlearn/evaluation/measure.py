@@ -191,14 +191,15 @@ class Session:
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
         measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
-        if not all(math.isfinite(one["loss"]) for one in each):
+        losses = [one["loss"] for one in each]
+        texts = [text for _, text in sets.canaries]
+        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
+        measured.canary_loss = self.each(*asked, f"{key}-canaries")
+        if not all(map(math.isfinite, losses + measured.canary_loss)):
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken.",
                 code="eval.not-finite",
             )
-        texts = [text for _, text in sets.canaries]
-        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
-        measured.canary_loss = self.each(*asked, f"{key}-canaries")
         if sets.utility:
             asked = f"{name}: utility", sets.utility, right, lambda one, _: one
             measured.options = self.each(*asked, f"{key}-utility")
