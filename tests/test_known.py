@@ -287,6 +287,14 @@ def test_a_server_that_answers_otherwise_is_one_sentence(change, listed):
         Served(url)
 
 
+def test_a_server_that_lists_no_model_is_asked_for_the_one_named():
+    """As `transformers serve`, which loads it."""
+    with answering(listed={"data": []}) as url:
+        assert Served(f"{url}#any").name == "any"
+        with fails("served.several-models"):
+            Served(url)
+
+
 @pytest.mark.parametrize("name, value", [
     (served.SECONDS, "2m"), (served.SECONDS, "nan"), (served.AT_ONCE, "0"), (served.AT_ONCE, "-1"),
     (served.AT_ONCE, "1.5"),

@@ -70,13 +70,14 @@ class Served:
         with self._readable():
             names = [one["id"] for one in listed["data"]]
         if self.name not in names:
-            if self.name or len(names) != 1:
+            # `transformers serve` lists none and loads what is named.
+            if names if self.name else len(names) != 1:
                 raise UnlearnError(
                     f"{self.url} serves {len(names)} models ({', '.join(map(str, names[:5]))})"
                     f"{f', not {self.name}' * bool(self.name)}; name one as {self.url}#NAME.",
                     code="served.several-models",
                 )
-            self.name = names[0]
+            self.name = self.name or names[0]
         try:
             self.scores = len(self._facts("", PROBE)) > 0
         except UnlearnError:  # some refuse `echo`; llama.cpp has log-probs of what it says alone
