@@ -26,6 +26,7 @@ from axolotl_unlearn.files import write_json
 
 #: Which base a run started from, by content.
 RECORD = "unlearn_base.json"
+ADAPTER = "adapter_model.safetensors"
 HEAD = "lm_head.weight"
 #: Relative distance |parent - base| / |base| of the tensor that moved least. Unrelated weights have
 #: about sqrt(2) everywhere; a fine-tuned model keeps at least one tensor close to its start.
@@ -42,13 +43,16 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
     """Each fault of a recipe of ``mergekit-yaml``; reads all weights.
 
     Of a file of tensors in the place of a model (`mergekit-pytorch`) and of a name on the hub
-    nothing is checked, of ``model+adapter`` what the adapter says of its base.
+    nothing is checked, of ``model+adapter`` the adapter's numbers and what it says of its base.
     """
-    if not isinstance(recipe.get("models"), list) or not recipe.get("base_model"):
+    given = recipe.get("models")
+    if not given or not isinstance(given, list) or not recipe.get("base_model"):
         says = "a recipe needs `base_model` and `models`; others are not checked."
         return [_fault("other-recipe", says)]
+    if faults := list(_unread(recipe)):
+        return faults
     faults, opened = list(_unknown(recipe)), []
-    for source in (recipe["base_model"], *(one.get("model") for one in recipe["models"])):
+    for source in (recipe["base_model"], *(one["model"] for one in given)):
         try:
             opened.append(_opened(str(source)))
         except UnlearnError as error:
@@ -67,10 +71,32 @@ def _fault(code: str, says: str) -> UnlearnError:
     return UnlearnError(says, code=f"merging.{code}")
 
 
+def _unread(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
+    """What mergekit itself refuses."""
+    from mergekit.config import MergeConfiguration
+    from pydantic import ValidationError
+
+    try:
+        MergeConfiguration.model_validate(recipe)
+    except ValidationError as error:
+        one = error.errors()[0]
+        says = f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}; correct it."
+        yield _fault("not-read", says)
+    except RuntimeError as error:
+        yield _fault("not-read", f"{error}; correct the recipe.")
+
+
 def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
     """What mergekit takes without a word."""
     from mergekit import merge_methods
+    from mergekit.config import InputModelDefinition, MergeConfiguration
+    from pydantic import ValidationError
 
+    models = recipe["models"]
+    for one, kind in ((recipe, MergeConfiguration), *((m, InputModelDefinition) for m in models)):
+        for key in sorted(map(str, one.keys() - kind.model_fields)):
+            says = f"`{key}` is no key of a {'recipe' if one is recipe else 'model'}"
+            yield _fault("unknown-key", f"{says}; correct it, or put it under `parameters`.")
     name = recipe.get("merge_method")
     try:
         method = merge_methods.get(str(name))
@@ -78,14 +104,40 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
         says = f"`merge_method: {name}` is none of mergekit's; correct it."
         yield _fault("unknown-method", says)
         return
-    known = {parameter.name for parameter in method.spec.parameters}
-    given = {key for one in (recipe, *recipe["models"]) for key in one.get("parameters") or {}}
-    for key in sorted(given - known):
+    known = {parameter.name: parameter for parameter in method.spec.parameters}
+    common, *own = ({**(one.get("parameters") or {})} for one in (recipe, *models))
+    for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
         says = f"`{key}` is no parameter of {name}; correct or remove it."
         yield _fault("unknown-parameter", says)
-    if recipe.get("dtype") != "float32":
-        says = "write `dtype: float32`: bfloat16 rounds most changes of LoRA size to zero."
+    for key in (key for key, one in known.items() if one.required and key not in common):
+        for one, its in zip(models, own, strict=True):
+            if key not in its and one["model"] != recipe["base_model"]:
+                says = f"{one['model']} has no `{key}`, which {name} needs; write it."
+                yield _fault("no-parameter", says)
+    given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
+    for key, value in given:
+        if key in known:
+            try:
+                number = known[key].validate(value)
+            except ValidationError:
+                yield _fault("no-value", f"`{key}: {value}` is no value of {name}'s; correct it.")
+            else:
+                if key == "density" and not 0 < number <= 1:  # the share of a change that is kept
+                    says = f"`density: {value}`: write a number above 0, 1 at most."
+                    yield _fault("no-value", says)
+    kinds = {recipe.get("dtype"), recipe.get("out_dtype") or "float32"}
+    if kinds != {"float32"}:
+        key = "dtype" if recipe.get("dtype") != "float32" else "out_dtype"
+        says = f"write `{key}: float32`: bfloat16 rounds most changes of LoRA size to zero."
         yield _fault("not-float32", says)
+
+
+def _scalars(setting: Any) -> list[Any]:
+    """All values of mergekit's: one, a gradient, or either for some tensors each."""
+    if isinstance(setting, Mapping):
+        setting = setting["value"]
+    parts = setting if isinstance(setting, list) else ()
+    return [x for one in parts for x in _scalars(one)] if parts else [setting]
 
 
 def _opened(source: str) -> Model | None:
@@ -93,7 +145,7 @@ def _opened(source: str) -> Model | None:
     `UnlearnError`: it is not there, is no model, or has an adapter of another one."""
     path, _, adapter = source.partition("+")
     folder = Path(path)
-    if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] != "."):
+    if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] not in ".~"):
         return None
     if not folder.is_dir():
         says = f"{path} does not exist; train it, or write it with `axolotl merge-lora`."
@@ -109,17 +161,21 @@ def _opened(source: str) -> Model | None:
         if Path(str(said)).exists() and not folder.samefile(str(said)):
             says = f"{adapter} was trained from {said} and not from {path}; name that base."
             raise _fault("other-base", says)
-    return Model(folder)
+    return Model(folder, Path(adapter) if adapter else None)
 
 
 def _fits(base: Model, parent: Model) -> None:
     """Raises `UnlearnError`: a weight is no number; or shape, tokenizer, base, kind are others."""
-    theirs, ours = parent.path, base.path
-    if broken := parent.tensors.scan[1]:
-        says = (
-            f"{theirs}: tensor {broken} holds NaN or infinity: that run diverged, train it again."
-        )
-        raise _fault("not-finite", says)
+    theirs, ours, adapter = parent.path, base.path, parent.adapter
+    tuned = adapter and adapter / ADAPTER
+    factors = Tensors.of_file(tuned) if tuned and tuned.is_file() else Tensors()
+    for folder, tensors in ((theirs, parent.tensors), (adapter, factors)):
+        if broken := tensors.scan[1]:
+            says = f"{folder}: tensor {broken} holds NaN or infinity: that run diverged, train it "
+            raise _fault("not-finite", f"{says}again.")
+    if adapter and _from_another(adapter, parent):
+        says = f"{adapter} was trained from another base than {theirs} is now ({RECORD} holds "
+        raise _fault("other-base", f"{says}another hash): train it again, or name that base.")
     if theirs.samefile(ours):
         return
     kinds = [(one.config.get("architectures") or ["no architecture"])[0] for one in (base, parent)]
@@ -143,7 +199,7 @@ def _fits(base: Model, parent: Model) -> None:
         )
     for folder in (theirs, theirs.parent):  # of the run that a merged copy lies in
         if (folder / RECORD).exists():
-            if read_json(folder / RECORD).get("sha256") == base.tensors.scan[0]:
+            if not _from_another(folder, base):
                 return
             raise _fault(
                 "other-base",
@@ -156,6 +212,12 @@ def _fits(base: Model, parent: Model) -> None:
             f"{theirs} does not descend from the base {ours} (its nearest tensor is "
             f"{distance:.2f} of the base's norm away): name the model it started from.",
         )
+
+
+def _from_another(folder: Path, base: Model) -> bool:
+    """Whether a run has recorded that it started from other weights than these."""
+    record = folder / RECORD
+    return record.exists() and read_json(record).get("sha256") != base.tensors.scan[0]
 
 
 def _other_tokenizer(*folders: Path) -> str | None:
@@ -272,9 +334,10 @@ def _names(path: Path) -> set[str]:
 
 @dataclass
 class Model:
-    """A full model folder: config.json, safetensors, tokenizer."""
+    """A full model folder: config.json, safetensors, tokenizer; the adapter that is added to it."""
 
     path: Path
+    adapter: Path | None = None
 
     @cached_property
     def config(self) -> dict:
@@ -302,9 +365,20 @@ class Model:
 
 def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None = None) -> Path:
     """Write which base an adapter or model was trained from, by content, into its folder; of a
-    model with a merged adapter also that. The check of a recipe compares it strictly."""
-    content = {"base": str(base), "sha256": Model(Path(base)).tensors.scan[0]}
+    model with a merged adapter also that. The check of a recipe compares it strictly.
+
+    Raises:
+        UnlearnError: The adapter was trained from another base; then no base fits the record.
+    """
+    model = Model(Path(base))
+    content: dict[str, Any] = {"base": str(base), "sha256": model.tensors.scan[0]}
+    mixed = adapter is not None and _from_another(Path(adapter), model)
     if adapter is not None:
-        known = Tensors.of_file(Path(adapter) / "adapter_model.safetensors").scan[0]
+        known = Tensors.of_file(Path(adapter) / ADAPTER).scan[0]
         content |= {"adapter": str(adapter), "adapter_sha256": known}
-    return write_json(Path(folder) / RECORD, content, indent=None)
+        content |= {"sha256": None} if mixed else {}
+    path = write_json(Path(folder) / RECORD, content, indent=None)
+    if mixed:
+        says = f"{adapter} was trained from another base than {base} is now ({RECORD} holds "
+        raise _fault("other-base", f"{says}another hash), so {folder} is no model: train it again.")
+    return path

@@ -244,8 +244,29 @@ def _looks_like_path(name: str) -> bool:
     )
 
 
+def _fetched(name: str) -> Path:
+    """The folder, in the cache of the hub, of the revision that is loaded: the newest, or the one
+    here where the hub cannot be asked."""
+    from huggingface_hub import snapshot_download
+
+    says = "has no weights"
+    for weights in (["*.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]):
+        wanted = [*_CONFIG, *_TOKENIZER, *weights, "*.index.json"]
+        try:
+            folder = snapshot_download(name, allow_patterns=wanted, ignore_patterns="*/*")
+        except (OSError, ValueError) as error:
+            says = f"cannot be fetched ({first_line(error)})"
+        else:
+            if any(found for pattern in weights for found in Path(folder).glob(pattern)):
+                return Path(folder)
+    raise UnlearnError(
+        f"{name} of the hub {says}; correct the name, or download it.", code="models.cannot-load"
+    )
+
+
 def weights_digest(spec: ModelSpec, but: str = "") -> str:
-    """SHA-256 over weights, configs and tokenizer of a model; without files of a suffix."""
+    """SHA-256 over weights, configs and tokenizer of a model, without files of a suffix; one of the
+    hub is fetched first."""
     if spec.served:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
@@ -255,8 +276,7 @@ def weights_digest(spec: ModelSpec, but: str = "") -> str:
     total = hashlib.sha256()
     for folder in spec.folders:
         if not folder.is_dir():
-            total.update(f"hub:{folder}".encode())
-            continue
+            folder = _fetched(str(folder))
         files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
         files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
         for path in sorted(file for file in files if not but or file.suffix != but):

@@ -116,6 +116,28 @@ def test_scores_of_a_model(lab):
     assert sum(cut.recalled) < sum(scores.recalled)
 
 
+def test_rows_without_an_input_are_said(lab, tmp_path):
+    """Of 16 rows two were asked, nothing said so, and the verdict took them for all."""
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    rows = list(map(json.loads, (lab.data / "forget.jsonl").read_text().splitlines()))
+
+    def attacked(given: int, *more: str):
+        empty = [row | {"input": row["input"] if i < given else " "} for i, row in enumerate(rows)]
+        (tmp_path / "forget.jsonl").write_text("\n".join(map(json.dumps, empty)))
+        words = ["attack", "prompt", lab.memorised, "--data", tmp_path, "--out", tmp_path, *more]
+        words += ["--variants", "affirmative", "--max-new-tokens", 2]
+        return CliRunner().invoke(unlearn, list(map(str, words)))
+
+    said = attacked(2)
+    assert "Only 2 rows can be asked: the others have no input." in said.output
+    report = json.loads((tmp_path / "prompt-memorised.json").read_text())
+    assert report["limit"] == report["rows"][0]["n"] == 2
+    assert attacked(0).exit_code == 2 and attacked(2, "--examples", "1,0").exit_code == 2
+
+
 def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     from click.testing import CliRunner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -125,6 +126,27 @@ def test_gpt2_layers_are_rounded_along_their_inputs():
     torch.testing.assert_close(layer.weight, expected)
 
 
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_each_expert_is_a_matrix(kind):
+    """transformers 5 keeps experts in one tensor, most of a model, which stayed as it was."""
+    import transformers
+
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
+    sizes |= {"moe_intermediate_size": 24, "num_local_experts": 3, "num_experts": 3}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_experts_per_tok=2)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    quantise_model(model, "int4", group=8)
+    experts = [name for name in before if before[name].dim() == 3]
+    assert len(experts) == 2
+    for name, number in itertools.product(experts, range(3)):
+        old, new = (kept[name][number] for kept in (before, model.state_dict()))
+        old, new = (old.t(), new.t()) if kind == "GptOss" else (old, new)
+        torch.testing.assert_close(new, round_to_nearest(old, "int4", group=8))
+        assert not torch.equal(old, new)
+
+
 @pytest.mark.parametrize("code, rounded", [
     ("attack.no-scheme", lambda: round_to_nearest(torch.zeros(2, 2), "int3")),
     ("attack.no-group", lambda: round_to_nearest(torch.zeros(2, 2), "nf4", group=16)),
@@ -176,6 +198,7 @@ def test_command_line_from_model_to_file(lab, tmp_path):
 @pytest.mark.parametrize("model, option", [
     ("none", []), ("memorised", ["--data", "none"]), ("memorised", ["--schemes", "int3"]),
     ("memorised", ["--schemes", "nf4", "--group", 16]), ("memorised", ["--limit", 0]),
+    ("memorised", ["--schemes", "int4", "--group", 0]), ("memorised", ["--max-new-tokens", -1]),
 ])  # fmt: skip
 def test_faults_end_the_command_at_once(lab, tmp_path, monkeypatch, model, option):
     monkeypatch.chdir(tmp_path)

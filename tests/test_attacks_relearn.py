@@ -77,6 +77,24 @@ def test_training_equals_a_plain_loop():
     assert gap < 0.01 * change and change > 0.3, (gap, change)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_in_half_precision_as_much_is_trained(lab, rank):
+    """At small rates bfloat16 weights stood still, so nothing came back."""
+    from transformers import AutoModelForCausalLM
+
+    records, moved = read_records(lab.data / "forget.jsonl"), []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(lab.unlearned, dtype=dtype)
+        steps = train(model, tokenizer(), records, [0, 10], Training(rate=1e-5, rank=rank))
+        assert next(steps)[1].dtype == dtype  # asked as it is
+        trained = [p for p in model.parameters() if p.requires_grad]
+        before = [p.detach().float().clone() for p in trained]
+        next(steps)
+        gaps = [(p - old).norm() for p, old in zip(trained, before, strict=True)]
+        moved.append(float(torch.stack(gaps).norm()))
+    assert moved[1] == pytest.approx(moved[0], rel=0.1)
+
+
 def test_lora_leaves_the_weights_alone():
     tok = tokenizer()
     model = tiny_llama(vocabulary=len(tok))
@@ -162,6 +180,9 @@ def test_faults(lab, tmp_path, code, trained):
         relearn_attack(subject, Store(tmp_path), forget[:trained], forget, source="forget")
 
 
-@pytest.mark.parametrize("option", [("--lr", 0), ("--steps", "1,x")])
+@pytest.mark.parametrize("option", [
+    ("--lr", 0), ("--steps", "1,x"), ("--steps", "5,0"), ("--train-batch", 0), ("--lora-rank", -1),
+    ("--max-new-tokens", 0), ("--batch-size", 0), ("--rows", 0),
+])  # fmt: skip
 def test_options_that_are_no_numbers(lab, option):
     assert run(lab.unlearned, "--data", lab.data, *option).exit_code == 2

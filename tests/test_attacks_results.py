@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from axolotl_unlearn.attacks.results import save, sentence
+from axolotl_unlearn.attacks.results import rows_digest, save, sentence
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.report.inputs import attack_results
 
 
@@ -42,11 +43,11 @@ def rounded(*schemes: str, **more) -> dict:
     (rounded("int8"), 2), (rounded("int8", "int4", group=64), 2), (rounded("int8", limit=3), 2),
     (rounded("int8", "int4", max_new_tokens=1), 2),
     (rounded("int8", "int4", model="n"), 2), (rounded("int8", "int4", "nf4"), 1),
-    (rounded("int8", weights="x"), 1), (rounded("int8", data={"forget": "y"}), 1),
+    (rounded("int8", "int4", weights="x"), 2), (rounded("int8", "int4", data={"forget": "y"}), 2),
 ])  # fmt: skip
 def test_a_weaker_attack_does_not_take_the_place_of_a_stronger(tmp_path, second, files):
-    """After `--schemes int8` what int4 had brought back was nowhere, and the model good. (Of other
-    weights or data the old file counts for nothing.)"""
+    """After `--schemes int8` what int4 had brought back was nowhere, and the model good; so too
+    after an attack on other weights of the name, while results.json is of those before."""
     first = rounded("int8", "int4")
     if second["model"] == "n":  # whose file would have the same name
         first |= {"model": "n/"}
@@ -61,3 +62,12 @@ def test_members_are_the_tests_of_a_file(tmp_path):
     file = {"attack": "membership", "title": "M", "model": "m", "weights": "w", "rows": []}
     save(tmp_path, file | {"tests": {"loss": {}, "zlib": {}}})
     assert save(tmp_path, file | {"tests": {"zlib": {}}}).name == "membership-m-2.json"
+
+
+@pytest.mark.parametrize("change", [
+    {"id": "a1"}, {"input": "b"}, {"output": "c"}, {"kind": "question"}, {"source": "d"},
+])  # fmt: skip
+def test_other_rows_have_other_scores(change):
+    """After a file had named its documents, intervals were those of the stored scores before."""
+    one = {"id": "a0", "input": "a", "output": "b"}
+    assert rows_digest([Record(**one)]) != rows_digest([Record(**one | change)])

@@ -270,6 +270,25 @@ def test_digest_follows_content_not_path(home, tmp_path):
     )
 
 
+def test_a_model_of_the_hub_is_known_by_its_files(home, tmp_path, monkeypatch):
+    """By its name alone a newer revision had the scores of the one before, from the cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repo, spec = tmp_path / "models--org--m", ModelSpec("m", "org/m")
+    for revision, folder in (("a" * 40, home / "base"), ("b" * 40, home / "over")):
+        shutil.copytree(folder, repo / "snapshots" / revision)
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / "main").write_text(revision)
+        assert weights_digest(spec) == weights_digest(ModelSpec("m", str(folder)))
+    (repo / "snapshots" / revision / "adapter_model.safetensors").unlink()
+    with fails("models.cannot-load") as caught:
+        weights_digest(spec)
+    assert str(caught.value).startswith("org/m of the hub has no weights")
+    shutil.rmtree(repo)
+    with fails("models.cannot-load") as caught:
+        weights_digest(spec)
+    assert str(caught.value).startswith("org/m of the hub cannot be fetched")
+
+
 def test_weights_that_are_a_program_are_not_run(home, tmp_path):
     """A pickle of the old format may call anything."""
     import pickle

@@ -315,8 +315,10 @@ def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
     assert both[1]["collapse"] == results[1]["collapse"]
 
 
-def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
-    """Killed after two batches: the second run generates only what is missing."""
+@pytest.mark.parametrize("keep_texts", [True, False])
+def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch, keep_texts):
+    """Killed after two batches: the second run generates only what is missing; all again where the
+    texts may not be kept, or what tells a collapse would cover a part of the rows for good."""
     real, seen = generate.generate_greedily, []
 
     def dies(model, tokenizer, prompts, *, on_batch, **options):
@@ -329,7 +331,7 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
         return real(model, tokenizer, prompts, on_batch=two_batches, **options)
 
     monkeypatch.setattr(generate, "generate_greedily", dies)
-    options = {**OPTIONS, "batch_size": 8}
+    options = {**OPTIONS, "batch_size": 8, "keep_texts": keep_texts}
     with pytest.raises(KeyboardInterrupt):
         evaluate([str(home / "original")], home / "data", tmp_path, **options)
     counts = []
@@ -340,8 +342,9 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
 
     monkeypatch.setattr(generate, "generate_greedily", counting)
     (again,) = evaluate([str(home / "original")], home / "data", tmp_path, **options)
-    assert counts == [48 - 16]
+    assert counts == [48 - 16 if keep_texts else 48]
     assert again["cells"] == results[0]["cells"]
+    assert again["collapse"] == results[0]["collapse"]
     assert not list((tmp_path / "cache").glob("*.partial.jsonl"))
 
 
@@ -598,6 +601,16 @@ def test_intervals_of_membership_go_by_author():
     with fails("eval.not-finite") as fault:
         figures(1)
     assert "entropy" in str(fault.value)
+
+
+def test_a_canary_whose_loss_is_no_number_is_said(home, tmp_path, monkeypatch):
+    """NaN had the same rank in all of them: p was 1."""
+    rows = [{"id": f"c{i}", "document": f"in {i}", "included": i % 2 == 0} for i in range(10)]
+    (tmp_path / "canaries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(measure, "loss", lambda _: float("nan"))
+    more = OPTIONS | {"canaries": str(tmp_path / "canaries.jsonl")}
+    with fails("eval.not-finite"):
+        evaluate([str(home / "original")], home / "data", tmp_path, **more)
 
 
 def test_a_dtype_that_torch_lacks():

@@ -116,6 +116,8 @@ def test_what_the_page_says_of_a_server(monkeypatch):
         url = f"http://127.0.0.1:{server.server_port}/v1"
         with fails("served.several-models"):
             Served(url)
+        with fails("served.several-models"):
+            Served(f"{url}#c")  # whatever the server does with a name that it does not list
         asked = Served(f"{url}#b")
         assert asked.client.timeout.read == 7 and not asked.scores
         statuses += [503] * 4

@@ -9,6 +9,8 @@ import pytest
 from eval_model import documents_of, made_up_rows, write_folder
 from fault_codes import fails
 
+from axolotl_unlearn.evaluation.cache import Cache
+from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import interleave, load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 
@@ -74,12 +76,28 @@ def test_other_formats_give_the_same_content(folder, suffix):
     assert after.rows == before.rows
 
 
-def test_digest_changes_with_the_content(folder):
+@pytest.mark.parametrize("name, key", [
+    ("forget", "output"), ("member", "prompt"), ("canaries", "document"), ("canaries", "prompt"),
+])  # fmt: skip
+def test_digest_changes_with_the_content(folder, name, key):
+    """With only new prompts, canaries had the losses of the old ones."""
+    coins = [{"id": f"c{i}", "document": f"d {i}", "included": i % 2 == 0} for i in range(10)]
+    rewrite(folder, "canaries", coins)
     before = load_sets(folder).digest
-    rows = rows_of(folder, "forget")
-    rows[0]["output"] += "!"
-    rewrite(folder, "forget", rows)
+    rows = rows_of(folder, name)
+    rows[0][key] = rows[0].get(key, "") + "!"
+    rewrite(folder, name, rows)
     assert load_sets(folder).digest != before
+
+
+@pytest.mark.parametrize("name, new", [("CODE", "9.9"), ("versions", lambda: {"torch": "99"})])
+def test_what_other_code_measured_is_measured_anew(folder, monkeypatch, name, new):
+    """It was taken from the cache, and results.json named the new code."""
+    sets, settings = load_sets(folder), Settings()
+    before = Cache(None).key("w", sets, settings)
+    assert before == Cache(None).key("w", sets, settings)
+    monkeypatch.setattr(f"axolotl_unlearn.evaluation.cache.{name}", new)
+    assert before != Cache(None).key("w", sets, settings)
 
 
 def test_a_kind_may_be_named_in_place_of_the_id(folder):

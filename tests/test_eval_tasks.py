@@ -12,6 +12,8 @@ from eval_model import TOKENIZER, documents_of, made_up_rows, write_folder
 from fault_codes import fails
 from transformers import AutoTokenizer
 
+from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.engine.token_scoring import text_queries
 from axolotl_unlearn.evaluation import lm_tasks, tasks
 from axolotl_unlearn.metrics.semeval import CELLS
 from eval_tasks.muse import utils as muse
@@ -97,6 +99,32 @@ def test_documents_are_split_after_their_first_token(folder):
         ids = tokenizer(row["context"] + row["rest"])["input_ids"]
         assert tokenizer(row["context"])["input_ids"] == ids[:1]
         assert row["tokens"] == len(ids) - 1
+
+
+def test_a_document_is_read_after_its_prompt_and_whole(folder):
+    """The prompt was no part of what was scored, though `eval` reads the document after it; of a
+    document longer than the context a part was scored and divided by all its tokens."""
+    given = {"data_dir": str(folder), "tokenizer": str(TOKENIZER)}
+    path, tokenizer = folder / "member.jsonl", AutoTokenizer.from_pretrained(TOKENIZER)
+    first, *others = map(json.loads, path.read_text().splitlines())
+
+    def asked(**change: str) -> dict:
+        path.write_text("\n".join(map(json.dumps, [first | change, *others])))
+        return semeval.mia_documents(**given)["test"][0]
+
+    for prompt in ("Who was it?\n", "Who was it? "):  # the space and the first word are one token
+        row = asked(prompt=prompt)
+        assert row["context"].startswith(prompt)
+        assert row["context"] + row["rest"] == prompt + first["document"]
+        (scored,) = text_queries(tokenizer, [Answer(first["document"], prompt)])  # as `eval` does
+        assert row["tokens"] == len(scored.targets)
+    given["max_length"] = max(len(scored.ids) - 1, 60)
+    assert asked(prompt=prompt) == row
+    with fails("tasks.too-long"):
+        asked(document="a long text " * 100)
+    del given["max_length"]
+    with fails("tasks.too-long"):  # as the folder says
+        asked(document="a long text " * 3000)
 
 
 def test_a_first_character_of_several_tokens():

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,9 @@ from fault_codes import fails
 from test_eval_served import TESTS, serving, vllm
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.evaluation import known
+from axolotl_unlearn.evaluation import known, served
 from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
+from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 NAMES = [f"{first}{last}" for first in "RBDFGKLMNP" for last in ("ade", "ilo", "umi")]
@@ -200,6 +202,107 @@ def test_a_gguf_file_is_asked_one_by_one_and_silence_is_not_measured(home, monke
     assert line["said"] is None and "--chat" in line["not_measured"]["said"]
     assert {one["reading"] for one in found["documents"]} == {"not measured"}
     assert "nothing is written" in line["not_measured"]["recited"]
+
+
+@contextmanager
+def answering(change=dict, listed=None, ends="stop"):
+    """The address of a server that echoes with log-probs and writes three words; ``change`` of what
+    it answers."""
+
+    class Server(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+            said = listed or {"data": [{"id": "m"}]}
+            if asked:
+                tokens = [*asked["prompt"].split(), "one"]
+                own = [None] + [-3.0] * (len(tokens) - 1)
+                best = [None] + [{"x": -1.0}] * (len(tokens) - 1)
+                known = {"tokens": tokens, "token_logprobs": own, "top_logprobs": best}
+                choice = {"text": " one two three", "finish_reason": ends, "logprobs": known}
+                said = {"choices": [choice], "usage": {"prompt_tokens": len(tokens) - 1}}
+                said = change(said) or said
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(said).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+        do_GET = do_POST = answer  # noqa: N815 (the names of http.server)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z".replace(" ", " word ")
+
+
+@pytest.mark.parametrize("ends, reading", [
+    ("stop", "nothing found"), ("length", "not measured"), (None, "not measured"),
+])  # fmt: skip
+def test_what_was_cut_short_is_not_nothing_found(tmp_path, ends, reading):
+    """Of a server that lets no model say more than three words, every document was forgotten."""
+    rows = [{"id": "t", "document": LONG}, {"id": "q", "question": "Who?", "answer": LONG}]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with answering(ends=ends) as url:
+        found = audit_documents(tmp_path / "d.jsonl", f"{url}/")
+    assert {one["document"]: one["reading"] for one in found["documents"]} == {
+        "t": reading, "q": reading,
+    }  # fmt: skip
+    assert found["address"] == f"{url}#m"
+
+
+def test_a_folder_that_may_write_little_is_not_measured(home, tmp_path):
+    few = audit(home / "documents.jsonl", "--model", home / "model", "--max-new-tokens", 2,
+                "--out", tmp_path / "a.json")  # fmt: skip
+    assert few["counts"]["nothing found"] == 0 and few["address"] is None
+
+
+@pytest.mark.parametrize("change", [
+    lambda said: said["choices"][0]["logprobs"].update(top_logprobs=None),
+    lambda said: said["choices"][0]["logprobs"].update(top_logprobs=[None] * 6),
+    lambda said: said["choices"][0]["logprobs"].update(token_logprobs=[None]),
+    lambda said: said.pop("usage") and None,
+])  # fmt: skip
+def test_log_probs_in_part_are_none(tmp_path, change):
+    """Without the likeliest token's every token was greedy, and every text recited."""
+    (tmp_path / "d.jsonl").write_text(json.dumps({"id": "t", "document": LONG}))
+    with answering() as url:
+        assert Served(url).scores
+    with answering(change) as url:
+        (line,) = audit_documents(tmp_path / "d.jsonl", url)["documents"]
+    assert line["tokens"] is None and line["reading"] == "nothing found"
+    assert "no log-probs" in line["not_measured"]["recognised"]
+
+
+@pytest.mark.parametrize("change, listed", [
+    (dict, [{"id": "m"}]), (dict, {"models": []}), (dict, {"data": [{"name": "m"}]}),
+    (lambda said: {"error": "x"}, None), (lambda said: {"choices": []}, None),
+    (lambda said: said["choices"][0].update(text=None), None),
+    (lambda said: said["choices"][0].pop("text") and None, None),
+])  # fmt: skip
+def test_a_server_that_answers_otherwise_is_one_sentence(change, listed):
+    with answering(change, listed) as url, fails("served.other-form"):
+        Served(url)
+
+
+def test_a_server_that_lists_no_model_is_asked_for_the_one_named():
+    """As `transformers serve`, which loads it."""
+    with answering(listed={"data": []}) as url:
+        assert Served(f"{url}#any").name == "any"
+        with fails("served.several-models"):
+            Served(url)
+
+
+@pytest.mark.parametrize("name, value", [
+    (served.SECONDS, "2m"), (served.SECONDS, "nan"), (served.AT_ONCE, "0"), (served.AT_ONCE, "-1"),
+    (served.AT_ONCE, "1.5"),
+])  # fmt: skip
+def test_numbers_of_the_environment(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with answering() as url, fails("served.no-number"):
+        Served(url)
 
 
 def test_log_probs_that_are_no_numbers_are_not_nothing_found():

@@ -91,6 +91,24 @@ def grown(project: Path) -> None:
     model.save_pretrained(project / "second")
 
 
+def plus_adapter(project: Path) -> None:
+    """Both runs are over; then their base was trained again in its place."""
+    record_base(project / "over", project / "memorised")
+    assert check(recipe("./memorised+./over")) == []
+    tiny_model(project / "memorised", seed=9)
+
+
+def broken_adapter(project: Path) -> None:
+    tensors = weights(project / "over")
+    next(iter(tensors.values()))[0] = torch.nan
+    save_file(tensors, project / "over/adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def one_with(**more) -> dict:
+    """A recipe of one model, with an entry like this."""
+    return recipe() | {"models": [{"model": "./over/merged"} | more]}
+
+
 def tokenizer(change) -> object:
     """A change of what tokenizer.json of a parent says."""
 
@@ -115,13 +133,29 @@ SECOND = recipe("./second")
 #: A recipe, what is done to the project -> the code of the one fault.
 FAULTS = [
     ({"slices": []}, None, "other-recipe"),
+    (recipe() | {"models": []}, None, "other-recipe"),
+    *((recipe() | {"models": [one]}, None, "not-read") for one in ("./over/merged", None, {})),
+    (one_with(parameters=[{"weight": 1.0}]), None, "not-read"),
+    (recipe(slices=[{"sources": []}]), None, "not-read"),
+    (recipe(density=0.5), None, "unknown-key"),
+    (one_with(parameters={"weight": 1.0}, density=0.5), None, "unknown-key"),
+    (one_with(), None, "no-parameter"),
+    *(
+        (one_with(parameters={"weight": 1.0, "density": one}), None, "no-value")
+        for one in (-3, 7, 0, [1.0, 0.0], [{"filter": "mlp", "value": 7}, {"value": 1}], "half")
+    ),
+    (recipe(parameters={"normalize": "perhaps"}), None, "no-value"),
     (recipe(merge_method="tie"), None, "unknown-method"),
     (recipe(parameters={"normalise": True}), None, "unknown-parameter"),
     (recipe(dtype="bfloat16"), None, "not-float32"),
+    (recipe(out_dtype="bfloat16"), None, "not-float32"),
     (recipe("./nowhere/a"), None, "no-model"),
     (recipe("over/merged"), None, "looks-like-the-hub"),
     (recipe("./over"), None, "no-config"),
     (recipe("./second+./over"), second, "other-base"),
+    (recipe("~/memorised"), None, "no-model"),
+    (recipe("./memorised+./over"), plus_adapter, "other-base"),
+    (recipe("./memorised+./over"), broken_adapter, "not-finite"),
     (recipe(), other_base, "other-base"),
     (recipe(), trained_again, "other-base"),
     (SECOND, partial(second, seed=3), "unrelated"),
@@ -145,6 +179,32 @@ def test_faults(project, given, change, code):
     found = check(given)
     assert {one.code for one in found} == {f"merging.{code}"}
     assert all(";" in str(one) or ":" in str(one) for one in found)  # and the cure
+
+
+def test_what_mergekit_takes_is_no_fault(project):
+    """Gradients, filters, numbers as text, parameters of all models at once."""
+    some = {"weight": [0, 1], "density": [{"filter": "mlp", "value": 0.5}, {"value": "1e-1"}]}
+    assert check(one_with(parameters=some)) == []
+    models = [{"model": one} for one in ("./memorised", "./over/merged")]
+    both = recipe(parameters={"weight": 1.0, "density": [1, 0.7]}, out_dtype="float32")
+    assert check(both | {"models": models}) == []
+
+
+def test_an_adapter_that_is_merged_into_another_base_is_no_model(project):
+    """`axolotl merge-lora` after the base was trained again in its place: what it wrote was ready
+    to merge with that base, of which the adapter knew nothing."""
+    merged, base = project / "over/merged", project / "memorised"
+    record_base(project / "over", base)
+    record_base(merged, base, project / "over")
+    assert check(recipe()) == []
+    old = shutil.copytree(base, project / "old")
+    tiny_model(base, seed=9)
+    with fails("merging.other-base"):
+        record_base(merged, base, project / "over")
+    for one in (base, old):
+        assert [x.code for x in check(recipe("./over/merged", base=f"./{one.name}"))] == [
+            "merging.other-base"
+        ]
 
 
 @pytest.mark.parametrize("form", ["merges as pairs", "files beside it", "pad token"])

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import score_pairs
 from axolotl_unlearn.metrics.intervals import Estimate, mean_of
 from axolotl_unlearn.metrics.memorisation import probability
@@ -38,12 +39,23 @@ class Probe:
 
 
 def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
-    """The forget rows as the official evaluation asks them."""
-    return [
+    """The forget rows as the official evaluation asks them; one without an input is not asked.
+
+    Raises:
+        UnlearnError: No row has an input.
+    """
+    probes = [
         Probe(r.id, r.document, r.input, join + r.output, r.output, r.kind)
         for r in records
         if r.input.strip()
     ]
+    if not probes:
+        raise UnlearnError(
+            "no forget row that may be asked about has an `input`; write there what comes before "
+            "the `output`.",
+            code="attack.none-to-ask",
+        )
+    return probes
 
 
 def recalled(probe: Probe, generated: str) -> float:

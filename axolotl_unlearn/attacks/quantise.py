@@ -8,8 +8,8 @@ point of a grid and written back (dequantised), so every evaluation runs as befo
     int4  asymmetric, one scale and zero a group   (torchao)
     nf4       one scale a group                    (bitsandbytes)
 
-Embeddings, norms and the output head stay as they are, as in both libraries. GPTQ and AWQ, which
-need calibration data, are out of scope.
+Embeddings, norms, routers and the output head stay as they are, as in both libraries. GPTQ and
+AWQ, which need calibration data, are out of scope.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
 
 @torch.no_grad()
 def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
-    """Round the weights of all linear layers in place, the output head excepted.
+    """Round the weights of all linear layers and experts in place, the output head excepted.
 
     Raises:
         UnlearnError: if the model has no linear layer.
@@ -98,13 +98,19 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
-    if not layers:
+    # Conv1D (GPT-2) keeps its weight as [in, out].
+    weights = [m.weight.t() if isinstance(m, Conv1D) else m.weight for m in layers]
+    for module in model.modules():
+        # Experts lie in one tensor, [expert, out, in]; gpt-oss has [expert, in, out].
+        turned = getattr(module, "is_transposed", False)
+        for stack in module.parameters(recurse=False):
+            if stack.dim() > 2 and not isinstance(module, nn.modules.conv._ConvNd):
+                weights += (stack.mT if turned else stack).detach().flatten(0, -3)
+    if not weights:
         raise UnlearnError(
             "the model has no linear layer to quantise.", code="attack.nothing-to-quantise"
         )
-    for layer in layers:
-        # Conv1D (GPT-2) keeps its weight as [in, out].
-        weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
+    for weight in weights:
         weight.copy_(round_to_nearest(weight, scheme, group))
 
 

@@ -31,7 +31,8 @@ STEPS = (1, 2, 5, 10, 20, 50, 100)
 @dataclass(frozen=True)
 class Training:
     """How the attacker trains: AdamW at a constant ``rate`` without weight decay, gradients clipped
-    at 1, ``batch`` rows a step, a LoRA of that ``rank`` on all linear layers (0: all weights)."""
+    at 1, ``batch`` rows a step, a LoRA of that ``rank`` on all linear layers (0: all weights);
+    what is trained is float32."""
 
     rate: float = 1e-4
     batch: int = 8
@@ -112,6 +113,8 @@ def train(
     order = endless(len(rows), how.seed)
     done = 0
     for stop in sorted(set(steps)):
+        if stop and not how.rank:  # bfloat16 rounds most such steps to nothing; PEFT sees to a LoRA
+            model.float()
         model.train()
         while done < stop:
             batch = collate([rows[next(order)] for _ in range(how.batch)], model.device)

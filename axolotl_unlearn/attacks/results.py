@@ -36,7 +36,7 @@ def scores_key(*facts: Any) -> str:
 
 
 def rows_digest(records: Sequence[Record]) -> str:
-    return content_key([(r.id, r.input, r.output, r.kind) for r in records])
+    return content_key([(r.id, r.document, r.input, r.output, r.kind) for r in records])
 
 
 def figures_row(
@@ -64,8 +64,10 @@ def result_of(
     rows: Sequence[Mapping[str, Any]],
     **more: Any,
 ) -> dict[str, Any]:
-    """What an attack's file holds."""
+    """What an attack's file holds; ``limit`` too where rows have no input to ask with."""
     names = {"model": subject.name, "control": control.name if control else None}
+    asked = sum(bool(record.input.strip()) for record in subject.records)
+    more |= {"limit": asked} if asked < len(subject.records) else {}
     names |= bound_to(subject.spec, control.spec if control else None)
     return {"attack": attack, "title": title, **names, "rows": list(rows), **more}
 
@@ -73,8 +75,7 @@ def result_of(
 def save(out: Path, result: Mapping[str, Any]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
     source), with digests of the forget file. What another run has found there stays: the new file
-    is ``...-2.json``, unless it has all that the old one has, or that one is of other weights or
-    data."""
+    is ``...-2.json``, unless it has all that the old one has, of the same weights and data."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
@@ -103,8 +104,6 @@ def _replaces(made: Mapping[str, Any], path: Path) -> bool:
     if old.get("model") != made["model"]:
         return False
     made = json.loads(json.dumps(made, default=str))
-    if any(old.get(name) != made.get(name) for name in ("weights", "data")):
-        return True
     now = {row["variant"] for row in made.get("rows", ())} | {*made.get("tests", ())}
     same = all(old.get(key) == made.get(key) for key in (old.keys() | made.keys()) - _FOUND)
     return same and there <= now

@@ -25,14 +25,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _parts(kind: type) -> Callable:
-    """A callback that reads values with commas between."""
+    """A callback that reads values with commas between, whole numbers from 1 on."""
 
     def parse(_: Any, parameter: click.Parameter, text: str) -> list:
         try:
-            return [kind(part.strip()) for part in text.split(",") if part.strip()]
+            parts = [kind(part.strip()) for part in text.split(",") if part.strip()]
         except ValueError:
             fault = f"{parameter.opts[0]} {text!r} must be numbers separated by commas."
             raise UnlearnError(fault) from None
+        if kind is int and min(parts, default=1) < 1:
+            raise UnlearnError(f"{parameter.opts[0]} {text!r} must be numbers of 1 or more.")
+        return parts
 
     return parse
 
@@ -69,8 +72,8 @@ def _options(says: str, *more: Callable) -> Callable:
 _common = _options(
     "Folder with forget.jsonl (and retain.jsonl).",
     click.option("--limit", type=int, help="Ask about so many rows only."),
-    _default("--max-new-tokens", 128),
-    _default("--batch-size", 32),
+    _default("--max-new-tokens", 128, type=COUNT),
+    _default("--batch-size", 32, type=COUNT),
     _JOIN,
 )
 _ASKED = ("model", "control", "max_new_tokens", "batch_size", "join", "device", "dtype")
@@ -95,8 +98,10 @@ def _finish(out: Path, data_dir: Path, result: dict) -> None:
 
     given = click.get_current_context().params
     how = {name: given[name] for name in ("limit", "max_new_tokens", "join", "dtype")}
-    path = save(out, {**result, "data_dir": str(data_dir), **how})
+    path = save(out, how | result | {"data_dir": str(data_dir)})
     answer(file=path, says=sentence(result), **result)
+    if "limit" in result:
+        show(f"Only {result['limit']} rows can be asked: the others have no input.")
     show(table(result), sentence(result), f"Written: {path}")
 
 
@@ -116,7 +121,7 @@ def command() -> None:
 @command.command()
 @_common
 @_default("--schemes", "int8,int4,nf4", "How to round.", callback=_parts(str))
-@_default("--group", 64, "Weights that share a 4-bit scale.")
+@_default("--group", 64, "Weights that share a 4-bit scale.", type=COUNT)
 def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
     """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
     from axolotl_unlearn.attacks.quantise import quantise_attack
@@ -134,8 +139,8 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
 @_default("--rows", 20, "Rows to train on.", type=COUNT)
 @_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_parts(int))
 @_default("--lr", 1e-4, "Learning rate of AdamW.", type=ABOVE_ZERO)
-@_default("--train-batch", 8, "Rows a step.")
-@_default("--lora-rank", 0, "0 trains all weights.")
+@_default("--train-batch", 8, "Rows a step.", type=COUNT)
+@_default("--lora-rank", 0, "0 trains all weights.", type=click.IntRange(0))
 @_SEED
 def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -> None:
     """Fine-tune on a few benign or forgotten rows and ask about the others.

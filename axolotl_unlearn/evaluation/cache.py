@@ -1,8 +1,7 @@
-"""Measurements by content: weights, data, task version and settings make the key."""
+"""Measurements by content: weights, data, settings and the code's versions make the key."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.evaluation.tasks import TASK_VERSION
-from axolotl_unlearn.store import Store
+from axolotl_unlearn.evaluation.tasks import CODE
+from axolotl_unlearn.store import Store, content_key, versions
 
 #: Raised when what is measured or how it is stored changes.
 _CACHE_VERSION = 7
@@ -21,8 +20,8 @@ class Cache(Store):
     """A folder of measurements; rows that are being generated have a file of lines of their own."""
 
     def key(self, weights: str, sets: EvaluationSets, settings: Settings) -> str:
-        parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        own = weights, sets.digest, settings.key
+        return content_key(_CACHE_VERSION, CODE, versions(), *own)
 
     def load(self, key: str, sets: EvaluationSets, settings: Settings) -> Measured | None:
         stored = self.get(key)

@@ -31,7 +31,7 @@ from scipy.stats import false_discovery_control
 from axolotl_unlearn.data.documents import PAIRS, Answer
 from axolotl_unlearn.data.records import document_id, read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.served import Served
+from axolotl_unlearn.evaluation.served import Cut, Served
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import (
     attack_losses,
@@ -48,6 +48,8 @@ READINGS = ("recited", "said", "recognised", "nothing found", "not measured")
 #: In a row, of what follows, that chance does not write; a rest of fewer words than `FEW` is not
 #: judged. Of an exact answer to a question fewer do: it is *said*.
 WORDS, FEW, TOKENS = 10, 5, 32
+#: Why what was not found is not measured.
+CUT = "what is written was cut short; raise --max-new-tokens, or the server's own limit"
 #: Held-out texts from which documents can be told by log-probs.
 HELD = 20
 
@@ -84,14 +86,22 @@ class Item:
         return None if self.facts is None else longest_run(self.facts)
 
     @property
+    def cut(self) -> bool:
+        """Was the model let write fewer words than a recited text, or the answer, has?"""
+        needed = len(words(self.rest))
+        needed = needed if self.question else min(WORDS, needed)
+        return isinstance(self.wrote, Cut) and len(words(self.wrote)) < needed
+
+    @property
     def recited(self) -> bool | None:
-        """By the rule above; None where too little follows, or nothing is written, to say."""
+        """By the rule above; None where too little follows, or is written, to say."""
         length = len(words(self.rest))
-        silent = not self.wrote.strip() and self.tokens is None
-        if silent or (length < FEW and (self.tokens is None or self.question)):
+        if length < FEW and (self.tokens is None or self.question):
             return None
         by_words = length >= FEW and self.words >= min(WORDS, length)
-        return by_words or (self.tokens or 0) >= TOKENS
+        if by_words or (self.tokens or 0) >= TOKENS:
+            return True
+        return None if self.cut or (not self.wrote.strip() and self.tokens is None) else False
 
 
 def read_items(path: Path) -> list[Item]:
@@ -205,9 +215,9 @@ def audit_documents(
         chat: Ask questions as a chat model is asked: through its template.
 
     Returns:
-        ``model``, ``documents`` [{document, reading, said, answers, words, of, tokens, p, q,
-        not_measured {what: why}}], worst first, ``counts`` by reading, ``held_out`` {texts,
-        recited, warning} or None.
+        ``model``, ``address`` (of a server, with the name it was asked by), ``documents``
+        [{document, reading, said, answers, words, of, tokens, p, q, not_measured {what: why}}],
+        worst first, ``counts`` by reading, ``held_out`` {texts, recited, warning} or None.
 
     Raises:
         UnlearnError: Something is missing (all at once), or a file or the model is broken.
@@ -264,7 +274,10 @@ def audit_documents(
         recited = sum(bool(one.recited) for one in held)
         about = {"texts": len(held), "recited": recited, "warning": warning}
     counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
-    return {"model": name, "documents": lines, "counts": counts, "held_out": about}
+    served = isinstance(found, ModelSpec) and found.served
+    address = re.sub("//[^/@]*@", "//", f"{asked.url}#{asked.name}") if served else None
+    found = {"model": name, "address": address, "documents": lines, "counts": counts}
+    return found | {"held_out": about}
 
 
 def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
@@ -278,9 +291,13 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     away = {} if asked else {"said": "no question of it is in the file"}
     if asked and not any(words(one.rest) for one in asked):
         away["said"] = "its answers have neither letters nor digits"
+    elif not said and any(one.cut for one in asked):
+        away["said"] = CUT
     elif asked and not any(one.wrote.strip() for one in asked):
         away["said"] = "nothing is written after its questions; a chat model wants --chat"
-    if not recited:
+    if not any(recited) and any(one.cut and one.recited is None for one in items):
+        away["recited"] = CUT
+    elif not recited:
         few = all(len(words(one.rest)) < FEW for one in items)
         away["recited"] = f"fewer than {FEW} words follow" if few else "nothing is written"
     if p is None:
@@ -321,6 +338,9 @@ def _write(model: Any, items: Sequence[Item], most: int, chat: bool) -> None:
 
         def take(numbers: Sequence[int], made: Sequence[Any], some: Any = some) -> None:
             for number, one in zip(numbers, made, strict=True):
+                if not isinstance(model, Served):  # which cannot say why it ended
+                    ids = model.tokenizer(one, add_special_tokens=False)["input_ids"]
+                    one = Cut(one) if len(ids) >= most - 1 else one
                 some[number].wrote = one
 
         if prompts:

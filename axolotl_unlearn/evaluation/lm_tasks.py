@@ -13,11 +13,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
+from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import EvaluationSets, load_sets
 from axolotl_unlearn.evaluation.tasks import GROUP
@@ -77,26 +79,54 @@ def tokenizer_of(metadata: dict[str, Any]):
     return AutoTokenizer.from_pretrained(str(name), **options)
 
 
-def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]]:
+def context_in(metadata: dict[str, Any]) -> int | None:
+    """Tokens that the model takes, where its folder or lm-eval's arguments say so."""
+    from transformers import AutoConfig
+
+    if given := metadata.get("max_length"):
+        return int(given)
+    try:
+        name = str(metadata.get("pretrained") or metadata.get("tokenizer"))
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return None
+    return context_of(SimpleNamespace(config=config))
+
+
+def first_token_splitter(
+    tokenizer, limit: int | None = None
+) -> Callable[[str, str], tuple[str, str, int]]:
     """A function (text, name) -> (first token's text, the rest, number of tokens in the rest); with
-    a BOS before plain text ("", text, all tokens): lm-eval then scores the text after the BOS."""
+    a BOS before plain text ("", text, all tokens): lm-eval then scores the text after the BOS. An
+    `Answer` is split after its prompt.
+
+    Args:
+        limit: Of the model; lm-eval would leave out the beginning of a longer text.
+    """
 
     def split(text: str, name: str) -> tuple[str, str, int]:
-        ids = tokenizer(text)["input_ids"]
+        prompt = getattr(text, "prompt", "")
+        ids = tokenizer(prompt + text)["input_ids"]
+        if limit and len(ids) - 1 > limit:
+            raise UnlearnError(
+                f"document {name!r} has {len(ids)} tokens but the model takes {limit}; cut it.",
+                code="tasks.too-long",
+            )
         if len(ids) < 2:
             raise UnlearnError(
                 f"document {name!r} is a single token; nothing can be predicted of it: remove it.",
                 code="tasks.no-split",
             )
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) == len(plain) + 1 and ids[1:] == plain:
+        if not prompt and len(ids) == len(plain) + 1 and ids[1:] == plain:
             return "", text, len(plain)
-        for end in range(1, len(text)):
-            if text[end - 1].isspace():  # lm-eval moves white space at the end to the rest
+        least = len(tokenizer(prompt)["input_ids"]) if prompt else 1
+        for end in range(0 if prompt else 1, len(text)):
+            if end and text[end - 1].isspace():  # lm-eval moves white space at the end to the rest
                 continue
-            first = tokenizer(text[:end])["input_ids"]
-            if first == ids[: len(first)] and len(first) < len(ids):
-                return text[:end], text[end:], len(ids) - len(first)
+            first = tokenizer(prompt + text[:end])["input_ids"]
+            if least <= len(first) < len(ids) and first == ids[: len(first)]:
+                return prompt + text[:end], text[end:], len(ids) - len(first)
         raise UnlearnError(
             f"document {name!r} cannot be split after its first token with this tokenizer; "
             "remove it.",

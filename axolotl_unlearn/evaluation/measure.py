@@ -191,14 +191,15 @@ class Session:
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
         measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
-        if not all(math.isfinite(one["loss"]) for one in each):
+        losses = [one["loss"] for one in each]
+        texts = [text for _, text in sets.canaries]
+        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
+        measured.canary_loss = self.each(*asked, f"{key}-canaries")
+        if not all(map(math.isfinite, losses + measured.canary_loss)):
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken.",
                 code="eval.not-finite",
             )
-        texts = [text for _, text in sets.canaries]
-        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
-        measured.canary_loss = self.each(*asked, f"{key}-canaries")
         if sets.utility:
             asked = f"{name}: utility", sets.utility, right, lambda one, _: one
             measured.options = self.each(*asked, f"{key}-utility")
@@ -250,7 +251,8 @@ class Session:
                 if stored.get(name) is not None:
                     column[stored["key"]] = stored[name]
 
-        for stored in cache.rows_so_far(key, texts):
+        # Without its texts nobody could say whether a model collapsed: they are generated again.
+        for stored in cache.rows_so_far(key, need_texts=True):
             if stored.get("key") in rows:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
@@ -265,8 +267,9 @@ class Session:
                     known = {"key": row.key, "value": row_score(kind, said, expected)}
                     known |= {"contained": says_it}
                     take({**known, "text": said})
-                    done.append({**known, "text": said if texts else None})
-                cache.add_rows(key, done)
+                    done.append({**known, "text": said})
+                if texts:
+                    cache.add_rows(key, done)
                 count(numbers)
 
             prompts = [row.record.input for row in todo]

@@ -131,7 +131,7 @@ class Measured:
 
 
 def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
-    """What is kept of all texts instead of them; after a kill real data have not got all texts."""
+    """What is kept of all texts instead of them."""
     from axolotl_unlearn.metrics.fluency import output_figures
     from axolotl_unlearn.metrics.semeval import any_script_recall
 

@@ -1,7 +1,7 @@
 """Several models, all metrics, one results.json: `axolotl-unlearn eval` as a function.
 
 What was measured of a model is cached under the digest of its weights, of the data and of the
-task version. Generated texts are stored only with ``keep_texts``.
+code's versions. Generated texts are stored only with ``keep_texts``.
 """
 
 from __future__ import annotations

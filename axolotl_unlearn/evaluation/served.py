@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -24,6 +25,21 @@ TRIES = 5
 #: Answers of a server that is busy or starting.
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 PROBE = "The capital of France is"
+#: Why a model stopped by itself; of anything else it may have had more to say.
+ENDED = ("stop", "eos_token", "stop_sequence")
+
+
+def _number(name: str, default: str, kind: Callable[[str], Any]) -> Any:
+    """Of the environment."""
+    text = os.environ.get(name, default)
+    with suppress(ValueError):
+        if 0 < (number := kind(text)) < 1e9:
+            return number
+    raise UnlearnError(f"{name} is {text!r}; set a number above 0.", code="served.no-number")
+
+
+class Cut(str):
+    """What a model wrote until it was let write no more."""
 
 
 class Served:
@@ -37,34 +53,36 @@ class Served:
         scores: Whether it gives log-probs of a prompt; never of the whole vocabulary.
 
     Raises:
-        UnlearnError: Nobody answers there, or it serves several models and none is named.
+        UnlearnError: Nobody answers there or in another form, it serves several models and none is
+            named, or not the one that is.
     """
 
     distributions = False
 
     def __init__(self, url: str, at_once: int = 0) -> None:
         self.url, _, self.name = url.partition("#")
-        limit = httpx.Timeout(float(os.environ.get(SECONDS, 120)), connect=3.0)
+        self.url = self.url.rstrip("/")
+        limit = httpx.Timeout(_number(SECONDS, "120", float), connect=3.0)
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
         self.client = httpx.Client(headers=headers, timeout=limit)
-        self.at_once = at_once or int(os.environ.get(AT_ONCE, 8))
+        self.at_once = at_once or _number(AT_ONCE, "8", int)
         listed = self._ask("GET", "models", tries=2)  # nobody there is said at once
-        if not self.name:
+        with self._readable():
             names = [one["id"] for one in listed["data"]]
-            if len(names) != 1:
+        if self.name not in names:
+            # `transformers serve` lists none and loads what is named.
+            if names if self.name else len(names) != 1:
                 raise UnlearnError(
-                    f"{self.url} serves {len(names)} models ({', '.join(names[:5])}); name one as "
-                    f"{self.url}#NAME.",
+                    f"{self.url} serves {len(names)} models ({', '.join(map(str, names[:5]))})"
+                    f"{f', not {self.name}' * bool(self.name)}; name one as {self.url}#NAME.",
                     code="served.several-models",
                 )
-            self.name = names[0]
+            self.name = self.name or names[0]
         try:
-            echoed = self._complete(PROBE, 1, echo=True, logprobs=1).get("logprobs") or {}
-        except UnlearnError:  # some refuse `echo`
-            echoed = {}
+            self.scores = len(self._facts("", PROBE)) > 0
+        except UnlearnError:  # some refuse `echo`; llama.cpp has log-probs of what it says alone
+            self.scores = False
             self._complete(PROBE, 1)
-        # llama.cpp answers with log-probs of what it says alone.
-        self.scores = len(echoed.get("token_logprobs") or ()) > 1
 
     def texts(self, texts: Sequence[str]) -> list[TokenFacts]:
         """Facts of each, of an `Answer` after its prompt; mean and standard deviation are unknown
@@ -79,10 +97,11 @@ class Served:
         on_batch: Callable[[list[int], list[str]], None],
         chat: bool = False,
     ) -> None:
-        """Greedy continuations of raw prompts, or answers to them in the server's chat template."""
-        written = self._each(lambda prompt: self._complete(prompt, most, chat)["text"], prompts)
-        for number, text in enumerate(written):
-            on_batch([number], [text])
+        """Greedy continuations of raw prompts, or answers to them in the server's chat template;
+        each is `Cut` where the model did not end it itself."""
+        written = self._each(lambda prompt: self._complete(prompt, most, chat), prompts)
+        for number, one in enumerate(written):
+            on_batch([number], [(str if one.get("finish_reason") in ENDED else Cut)(one["text"])])
 
     def _each(self, ask: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """A few at a time, in order."""
@@ -91,6 +110,10 @@ class Served:
 
     def _facts(self, prompt: str, text: str) -> TokenFacts:
         choice = self._complete(prompt + text, 1, echo=True, logprobs=1)
+        with self._readable():
+            return self._facts_of(choice, prompt, text)
+
+    def _facts_of(self, choice: dict[str, Any], prompt: str, text: str) -> TokenFacts:
         logprobs, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
         tokens = logprobs["tokens"]
         count = min(count, len(tokens) - 1)  # the last one is new
@@ -110,9 +133,7 @@ class Served:
                 code="served.nothing-said",
             )
         logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
-        best = np.array(
-            [max((logprobs["top_logprobs"][i] or {"": -np.inf}).values()) for i in chosen]
-        )
+        best = np.array([max(logprobs["top_logprobs"][i].values()) for i in chosen], float)
         unknown = np.full(len(logp), np.nan)
         return TokenFacts(logp, logp >= best, unknown, unknown)
 
@@ -123,8 +144,24 @@ class Served:
             asked = {"messages": [{"role": "user", "content": prompt}]}
         request = {"model": self.name, "max_tokens": most, "temperature": 0.0, **asked, **more}
         answer = self._ask("POST", "chat/completions" if chat else "completions", request)
-        choice = answer["choices"][0] | {"usage": answer.get("usage") or {}}
-        return choice | ({"text": choice["message"].get("content") or ""} if chat else {})
+        with self._readable():
+            choice = answer["choices"][0] | {"usage": answer.get("usage") or {}}
+            choice |= {"text": choice["message"].get("content") or ""} if chat else {}
+            return choice | {"text": choice["text"] + ""}
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """One sentence where an answer lacks what is read of it."""
+        try:
+            yield
+        except UnlearnError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise UnlearnError(
+                f"{self.url} answers in another form than OpenAI's completions "
+                f"({type(error).__name__}): correct the address, or see what the server logs.",
+                code="served.other-form",
+            ) from error
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, tries: int = 0

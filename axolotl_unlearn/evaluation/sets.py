@@ -123,7 +123,8 @@ class EvaluationSets:
         ]
         content += [self.member, self.nonmember]
         content += [[(o.context, o.continuations, o.answer) for o in self.utility]]
-        prompts = [getattr(text, "prompt", "") for _, text in [*self.member, *self.nonmember]]
+        texts = [*self.member, *self.nonmember, *self.canaries]
+        prompts = [getattr(text, "prompt", "") for _, text in texts]
         content += [prompts] if any(prompts) else []
         content += [self.canaries] if self.canaries else []  # what is measured; not the coins
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))

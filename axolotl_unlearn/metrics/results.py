@@ -156,13 +156,17 @@ class Likelihood(Part):
         both = {name for name in sides[0] if not MADE_UP.fullmatch(name)} & {*sides[1]}
         if both or any(len(set(side)) < len(side) for side in sides):
             raise ValueError("the same id stands for two texts")
+        losses = (self.member_loss, self.nonmember_loss)
+        if any(side and len(side) != len(own) for side, own in zip(sides, losses, strict=True)):
+            raise ValueError("it has not one id for each loss")
         return self
 
     @property
     def documents(self) -> Names:
         """Of each member."""
         known = len(self.member_document) == len(self.member_loss)
-        return self.member_document if known else self.member_id
+        names = self.member_document if known else self.member_id
+        return names or tuple(f"row{i}" for i in range(len(self.member_loss)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import (
     UnlearnTask,  # noqa: F401
+    context_in,
     dataset,
     first_token_splitter,
     forget_cell,  # noqa: F401
@@ -38,14 +39,14 @@ def tasks_documents(**metadata: Any) -> Docs:
 
 
 def mia_documents(**metadata: Any) -> Docs:
-    """Documents split after their first token, members and non-members in turn.
+    """Documents split after their first token, or their prompt, members and non-members in turn.
 
     Their loss is the log-likelihood of the rest given the first token, over its tokens: the mean
     cross-entropy of the whole document. (``loglikelihood_rolling`` would also score the first
     token, after an end-of-sequence token.)
     """
     sets = sets_of(metadata, "mia")
-    split = first_token_splitter(tokenizer_of(metadata))
+    split = first_token_splitter(tokenizer_of(metadata), context_in(metadata))
     rows = []
     for side, identifier, text in sets.documents:
         context, rest, tokens = split(text, identifier)

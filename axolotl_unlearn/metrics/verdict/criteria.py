@@ -191,7 +191,7 @@ def outputs(facts: Facts) -> Iterator[Read]:
     if report is None or report.collapsed is None:
         yield read("missing", "unread")
         return
-    if report.n is None or report.n != facts.model.rows("retain"):
+    if report.n is None or report.n != facts.model.rows("retain") or _in_part(facts.original):
         yield read("missing", "part")
     figures = [report.broken, report.empty, report.constant, report.nonsense_n]
     if None in figures or (report.nonsense is None and report.nonsense_n):
@@ -204,6 +204,13 @@ def outputs(facts: Facts) -> Iterator[Read]:
         yield read("fail", "broken", what="; ".join(reasons) or "by its figures")
     else:
         yield read("pass", "whole")
+
+
+def _in_part(one: Model | None, side: str = "retain") -> bool:
+    """Were the outputs of a side, where there are any, read in part only?"""
+    known = one and one.collapse
+    known = known and (known.forget if side == "forget" else known)
+    return bool(known) and known.n != one.rows(side)
 
 
 def able(facts: Facts) -> Iterator[Read]:
@@ -705,7 +712,7 @@ def manner(facts: Facts) -> Iterator[Read]:
     if mine is None or (facts.retrained is not None and theirs is None):
         yield read("missing", "unread")
         return
-    if mine.n != facts.model.rows("forget"):
+    if any(_in_part(one, "forget") for one in (facts.model, facts.retrained or facts.original)):
         yield read("missing", "part")
     for name, status in MANNERS.items():
         n = mine.nonsense_n if name == "nonsense" else mine.n

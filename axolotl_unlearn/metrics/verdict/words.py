@@ -33,7 +33,7 @@ _TELLS = "{name} tells members from texts it never saw (AUC {value:.2f}, p {p}"
 WORDS = {
     "outputs": {
         "unread": "whether its outputs are whole was not measured (retain set)",
-        "part": "not all of its outputs on the retain set were read",
+        "part": "not all of the outputs on the retain set were read",
         "broken": "its outputs on the retain set are broken ({what})",
         "whole": "its outputs are whole",
     },
@@ -112,7 +112,7 @@ WORDS = {
         "taught": "the control of {name} is a model that saw the texts",
         "unmade": "{name} could not be made",
         "unasked": "{name}: nothing was asked",
-        "limited": "{name} was made with `--limit`",
+        "limited": "{name} asked about a part of the rows only",
         "cut": "{name}: that {n} tokens were generated is not known",
         "back": f"{_BRINGS} above its control",
         "gained": f"{_BRINGS} (no control was given)",
@@ -127,7 +127,7 @@ WORDS = {
     },
     "manner": {
         "unread": "how it answers the forget questions was not measured",
-        "part": "not all of its outputs on the forget set were read",
+        "part": "not all of the outputs on the forget set were read",
         "lacks": "how many of its answers on the forget set are {kind} was not measured",
         "alone": "{value:.0%} of its answers on the forget set are {kind}",
         "share": "{value:.0%} of its answers on the forget set are {kind} ({base:.0%} of {target})",
