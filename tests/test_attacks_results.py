@@ -36,7 +36,8 @@ def test_where_nothing_was_asked_nothing_is_shown():
 
 def rounded(*schemes: str, **more) -> dict:
     rows = [{"variant": name} for name in ("not quantised", *schemes)]
-    return {"attack": "quantise", "title": "Q", "model": "m", "weights": "w", "rows": rows, **more}
+    made = {"attack": "quantise", "title": "Q", "model": "m", "weights": "w", "rows": rows}
+    return made | {"max_new_tokens": 128, **more}
 
 
 @pytest.mark.parametrize("second, files", [
@@ -56,6 +57,13 @@ def test_a_weaker_attack_does_not_take_the_place_of_a_stronger(tmp_path, second,
     assert len(attack_results(tmp_path)) == files and (one == other) == (files == 1)
     assert save(tmp_path, second) == other, "the same again takes its own place"
     assert json.loads(other.read_text())["rows"] == second["rows"]
+
+
+def test_a_file_that_says_nothing_of_its_tokens_gives_way(tmp_path):
+    """It shows nothing, and stayed beside each new one."""
+    old = {key: one for key, one in rounded("int8").items() if key != "max_new_tokens"}
+    assert save(tmp_path, old) == save(tmp_path, rounded("int8"))
+    assert save(tmp_path, old).name == "quantise-m-2.json", "but takes no other's place"
 
 
 def test_members_are_the_tests_of_a_file(tmp_path):

@@ -108,6 +108,9 @@ def test_of_an_adapter(tmp_path):
     request = folder / "request.json"
     request.write_text(request.read_text().replace('"files"', '"of-older-versions"'))
     found = {one.path: one.why for one in derived(folder, [tmp_path / "models"])}
+    assert old not in found, "it is there, in another form"
+    shutil.rmtree(old)
+    found = {one.path: one.why for one in derived(folder, [tmp_path / "models"])}
     assert "not known, look yourself: it is gone" in found[old]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -256,21 +257,52 @@ def test_other_weights_in_the_folder_are_named(tmp_path, monkeypatch, after):
     assert read(folder)["predicate"]["erased"]["model_before"] is True
 
 
-@pytest.mark.parametrize("erased_before", [False, True])
-def test_what_the_next_fine_tuning_wrote_there_stays(home, erased_before):
-    """Its checkpoints and merged model went, though its adapter stayed."""
-    out = Path("out/tuned")
-    if erased_before:
+@pytest.mark.parametrize("since", ["a new adapter", "the same checkpoint", "under way", "bin"])
+def test_what_the_next_fine_tuning_wrote_there_stays(home, since):
+    """Its checkpoints, its merged model and what its manifest lists went."""
+    out, text = Path("out/tuned"), "of the next run"
+    if since != "a new adapter":
         said("erase", "requests/2026-001", "--yes")
-        (out / "checkpoint-10").mkdir()
-    else:
-        (out / "adapter_model.safetensors").write_bytes(b"of the next run")
-        model_folder(out / "merged", b"of the next run")
-    (out / "checkpoint-10/adapter_model.safetensors").write_bytes(b"of the next run")
+    names = ["checkpoint-30/adapter_model.safetensors"]
+    if since in ("a new adapter", "the same checkpoint"):
+        names = ["checkpoint-10/adapter_model.safetensors"]
+    if since == "a new adapter":
+        names.append("adapter_model.safetensors")
+        model_folder(out / "merged", text.encode())
+    if since == "bin":
+        names.append("pytorch_model.bin")
+    for name in (*names, "samples.jsonl"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(json.dumps({"text": text}))
+    declare(out, out / "samples.jsonl", "texts")
     there = {path for path in tree() if path.startswith("out/tuned/") and "runs" not in path}
-    said("erase", "requests/2026-001", "--yes")
-    gone = {path for path in there if not Path(path).exists()}
-    assert gone <= {"out/tuned/debug.log", "out/tuned/samples.jsonl"}
+    said("erase", "requests/2026-001", "--yes", "--with-data")
+    assert [path for path in sorted(there) if not Path(path).exists()] == []
+
+
+def test_of_a_copy_the_run_is_known_and_of_a_part_the_rest_is_named(home):
+    """`--model deploy`, the same bytes elsewhere; or the merged model of the run."""
+    weights = Path("out/tuned/adapter_model.safetensors")
+    adapter_folder(Path("deploy"), Path("base"), weights.read_bytes())
+    files = [hashlib.sha256(weights.read_bytes()).hexdigest()]
+    before = {"model": "base", "adapter": "deploy", "files": files}
+    write(folder := finished_request(Path("fresh"), "1", before, outputs=OUTPUTS))
+    found = {item.path: item.why for item in plan(folder).items}
+    assert found[weights] is found[Path("out/tuned/checkpoint-10")] is None
+    assert "remove it by hand" in found[Path("deploy/adapter_model.safetensors")]
+    model = {"model": str(model_folder(Path("out/tuned/merged"))), "adapter": None}
+    write(folder := finished_request(Path("others"), "1", model, outputs=OUTPUTS))
+    found = {item.path: item.why for item in plan(folder).items}
+    assert found[weights] == "it is of the same run; remove it by hand"
+    assert found[Path("out/tuned/merged/model.safetensors")] is None
+
+
+def test_an_archived_request_that_erased_nothing_stops_none(home):
+    """It was asked for a list that had never been written."""
+    before = {"model": "base", "adapter": "requests/2026-001/model"}
+    write(second := finished_request(Path("requests"), "2026-002", before))
+    shutil.move("requests/2026-001", "archived")
+    assert "then searching again" in said("erase", second, "--yes").output
 
 
 def test_a_damaged_list_of_an_earlier_run_is_none(home):

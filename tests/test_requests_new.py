@@ -150,6 +150,16 @@ def test_rows_that_the_training_had_left_out_are_deleted_too(tmp_path, split):
         requested(place, tmp_path, Wanted(where=[("id", "e2")]), "requests/s", **changes)
 
 
+def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
+    """In the test file by another id; `match` then refused its own held-out file."""
+    entry = config(home)["test_datasets"][0] | {"path": str(tmp_path / "copies.jsonl")}
+    write(tmp_path / "copies.jsonl", [*people(100, 40), *(r | {"id": "x"} for r in TRAIN[6:12])])
+    made = requested(home, tmp_path, test_datasets=[entry])
+    parts = [lines(made.path("data", f"{part}.jsonl")) for part in ("heldout", "judge")]
+    held = [one["row"] for part in parts for one in part]
+    assert len(held) == 40 and not any(row["id"] == "x" for row in held)
+
+
 # -- the folder -----------------------------------------------------------------------------------
 
 

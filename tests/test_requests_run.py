@@ -152,6 +152,7 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     assert not verdict["good"] and verdict["missing"] and len(verdict["documents"]) == 3
     attacks = sorted(path.name for path in (folder / "attacks").glob("*-after.json"))
     assert attacks == ["prompt-after.json", "quantise-after.json", "relearn-after.json"]
+    assert not any("were generated is not known" in one for one in verdict["limits"])
     # An unlearned model that learned nothing has lost what the fine-tuned one knew: nothing.
     accepted = start(folder, "--accept", "a test of the way, not of the model", "--json")
     said, _ = accepted.communicate()

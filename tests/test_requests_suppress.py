@@ -117,7 +117,10 @@ def test_rows_that_cannot_be_listed_are_said(tmp_path, row):
     write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": {"output": KEPT}}])
     write(folder)
     assert suppress(folder.parent)[1] == 0
-    assert "take care yourself" in said("suppress", folder.parent, code=2).output
+    write_lines(tmp_path / "next.jsonl", [{"text": ANSWER}])
+    words = ("--rows", tmp_path / "next.jsonl", "--out", tmp_path / "allowed.jsonl")
+    assert "take care yourself" in said("suppress", folder.parent, *words, code=2).output
+    assert ANSWER in (tmp_path / "allowed.jsonl").read_text("utf-8"), "filtered all the same"
 
 
 @settings(max_examples=60)

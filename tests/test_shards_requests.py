@@ -12,6 +12,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
+from requests_folder import finished_request, model_folder
 from test_requests_new import chat, config, write
 from test_requests_run import kill_when, start
 
@@ -103,6 +104,20 @@ def said(source: Path | str) -> set[str]:
 def holds(folder: Path, word: str) -> list[Path]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return [path for path in paths if word.encode() in path.read_bytes()]
+
+
+def test_a_routed_model_whose_shards_are_gone_may_be_retrained(tmp_path, monkeypatch):
+    """It failed at the hand-over, after all training; and each time again."""
+    monkeypatch.chdir(tmp_path)
+    (old := Path("deploy/model")).mkdir(parents=True)
+    (old / ROUTER).touch()
+    before = {"model": str(model_folder(Path("base"))), "adapter": str(old)}
+    request = requests.Request.load(finished_request(Path("requests"), "1", before))
+    shards.deleted_otherwise(request)
+    assert shards.told_of(request) is None
+    Path("deploy/shards.json").write_text('{"schema": 5')
+    with fails("shards.none"):  # before the training
+        shards.told_of(request)
 
 
 @pytest.mark.slow

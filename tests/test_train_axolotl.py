@@ -352,6 +352,15 @@ def test_an_adapter_that_is_not_the_identity_is_its_own_reference(stage, straigh
     assert first["kl"] == pytest.approx(0, abs=1e-5)
 
 
+def test_a_run_does_not_write_over_the_adapter_that_it_begins_with(stage, straight):
+    """`merge-lora`, which names it in the same way, only reads it."""
+    shutil.copytree(straight, own := stage / "own")
+    with pytest.raises(UnlearnError, match="`output_dir` is `lora_model_dir`"):
+        train(stage, "own", lora_model_dir=str(own), num_epochs=1)
+    name = "adapter_model.safetensors"
+    assert (own / name).read_bytes() == (straight / name).read_bytes()
+
+
 def test_full_fine_tuning(stage):
     """No adapter: the reference is a copy of the start, and the weights move."""
     changes = {"adapter": None, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 6}

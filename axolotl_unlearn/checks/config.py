@@ -47,11 +47,15 @@ ATTENTION = """
 
 def faults(cfg: dict) -> list[str]:
     """Every fault of a raw config, each one sentence with key and cure; empty if there is none."""
-    return config_faults(cfg) + check_records(cfg).faults
+    return config_faults(cfg, trains=True) + check_records(cfg).faults
 
 
-def config_faults(cfg: dict) -> list[str]:
-    """The faults that show without a look at the data, which some commands never read."""
+def config_faults(cfg: dict, trains: bool = False) -> list[str]:
+    """The faults that show without a look at the data, which some commands never read.
+
+    Args:
+        trains: Of a training, which writes where `axolotl merge-lora` and others read.
+    """
     faults = axolotl_options.shape_faults(cfg)
     if faults:
         return faults
@@ -85,7 +89,7 @@ def config_faults(cfg: dict) -> list[str]:
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     faults += axolotl_options.number_faults(cfg)
     out = real(str(cfg.get("output_dir") or "model-out"))
-    read = [(key, cfg.get(key)) for key in ("base_model", "lora_model_dir")]
+    read = [(key, cfg.get(key)) for key in ("base_model", "lora_model_dir")[: 1 + trains]]
     for one in args.references() if args is not None else ():
         read += [("reference.model", one.model), ("reference.adapter", one.adapter)]
     faults += told(

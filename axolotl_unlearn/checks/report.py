@@ -42,7 +42,7 @@ def check(
         return [f"{path} has no `unlearn:` block; {cure}"], [], {}
     lacks = untrainable(cfg)
     checked = check_records(cfg)
-    faults = [*config_faults(cfg), *[lacks] * bool(lacks), *checked.faults]
+    faults = [*config_faults(cfg, trains=True), *[lacks] * bool(lacks), *checked.faults]
     if faults:
         return faults, [], {}
     lines, facts = summary(cfg, checked.counts), {}

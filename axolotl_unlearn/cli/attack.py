@@ -97,7 +97,7 @@ def _finish(out: Path, data_dir: Path, result: dict) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
     given = click.get_current_context().params
-    how = {name: given[name] for name in ("limit", "max_new_tokens", "join", "dtype")}
+    how = {name: given[name] for name in ("limit", "join", "dtype")}
     path = save(out, how | result | {"data_dir": str(data_dir)})
     answer(file=path, says=sentence(result), **result)
     if "limit" in result:

@@ -469,11 +469,19 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."
         raise UnlearnError(says, code="requests.rows-and-out")
-    path, count, new = rows_of.suppress(requests_dir, every=True)
+    unlisted: list[str] = []
+    path, count, new = rows_of.suppress(requests_dir, unlisted)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
     said = [f"{path}: {counted(count, 'digest')}, new: {new}"]
     if rows is not None and out is not None:
         kept, gone = rows_of.filtered(path, rows, out)
         facts |= {"rows": out, "kept": kept, "left_out": gone}
         said.append(f"{out}: {counted(kept, 'row')} of {rows}; left out, deleted before: {gone}")
+    if unlisted:
+        raise UnlearnError(
+            f"{'; '.join(said)}; but nothing of request {unlisted[0]} can be put on the list: its "
+            "rows have no text, or only those of kept rows; take care yourself that they are not "
+            "learned again.",
+            code="requests.nothing-suppressed",
+        )
     return Answer(facts, said)

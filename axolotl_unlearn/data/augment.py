@@ -64,8 +64,8 @@ def augment(
         UnlearnError: No forget rows that are local files, a model without a usable answer, or a
             file at ``out`` that holds something else.
     """
-    _check_place(config, out)
     records, data = forget_records(config, out)
+    _check_place(config, out)
     if kind == "idk":
         if number > len(IDK):
             raise UnlearnError(f"there are {len(IDK)} ways to decline; ask for so many or fewer.")
@@ -79,7 +79,8 @@ def augment(
 
 def _check_place(config: Mapping[str, Any], out: Path) -> None:
     """Only other answers that were written before are replaced."""
-    entries = [one for key in checks.KEYS for one in config.get(key) or []]
+    given = [one for key in checks.KEYS for one in config.get(key) or []]
+    entries = [one for one in given if isinstance(one, Mapping)]
     roles = {checks.role_of(e) for e in entries if real(str(e.get("path"))) == real(str(out))}
     written = [one["path"] for one in read_manifest(out.parent)["entries"]]
     if roles - {"alternative"} or (out.exists() and out.name not in written):

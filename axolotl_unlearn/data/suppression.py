@@ -33,14 +33,17 @@ Row = TypeVar("Row")
 
 
 def forms(row: Mapping[str, Any]) -> Iterator[str]:
-    """What is looked up of a row: each longer text, and all of them together."""
+    """What is put on the list of a row: each longer text, and all of them together."""
     every, unlabelled = ([one for one in _texts(row, long) if one] for long in (True, False))
     yield from (f"text {one}" for one in every if _is_long(one, SHORTEST))
     # Without a long name of a document; one text alone would be that of others, too.
     for some in (every, unlabelled if len(unlabelled) > 1 else []):
-        if some:
-            yield f"row {' | '.join(sorted(some))}"
-            yield f"row {' | '.join(some)}"  # of lists that were written before
+        yield from (f"row {' | '.join(sorted(some))}" for _ in some[:1])
+
+
+def older(row: Mapping[str, Any]) -> str:
+    """What lists that were written before hold of a row."""
+    return f"row {' | '.join(filter(None, _texts(row, False)))}"
 
 
 def _texts(value: Any, labels: bool) -> Iterator[str]:
@@ -117,7 +120,9 @@ class Suppression:
         return {self._mac(form) for form in forms(row) if not whole or form.startswith("row ")}
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        return not self.digests.isdisjoint(self.digests_of(row))
+        known = older(row)
+        before = {self._mac(known)} if known != "row " else set()
+        return not self.digests.isdisjoint(self.digests_of(row) | before)
 
 
 def allowed(rows: Sequence[Row], path: str, source: str) -> list[Row]:

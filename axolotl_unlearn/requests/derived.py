@@ -143,7 +143,8 @@ def _known(request: Request) -> _Known:
         known.paths.add((place := other.root / source).resolve())
         known.names |= set() if place.exists() else {source}
         known.files |= {*other.facts["before"].get("files", ())}
-        if "files" not in other.facts["before"] and not weights(place):
+        local = model["before"]["digest"] is not None  # and not on a hub
+        if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
     clean = [request.root / str(request.facts["base"]), request.path("model")]
     known.files = known.files.union(*map(_files, known.paths)).difference(*map(_files, clean))

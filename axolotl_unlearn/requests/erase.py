@@ -246,14 +246,15 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
     planned.look()
     found = sorted({*planned.found.left, *planned.found.named})
-    before, earlier = _models_before(request), _earlier(folder)
-    ended = earlier["removed"] if "time" in earlier else ()
-    again = {(folder / one["path"]).resolve() for one in ended}
+    before, files = _models_before(request), {*request.facts["before"].get("files", ())}
+    earlier = _earlier(folder)
+    for part in ("removed", "kept"):
+        earlier[part] = {(folder / one["path"]).resolve() for one in earlier.get(part, ())}
     items = [
         *_begun(request),
         *(item for one in before for item in _model_before(one, folder.parent, roots)),
         *_beside(request.path("model")),
-        *(item for root in roots for item in _of_run(root, found, before, again)),
+        *(item for root in roots for item in _of_run(root, found, before, files, earlier)),
         *_of_requests(request, found, with_data),
     ]
     needed = _reasons(request, config)
@@ -441,12 +442,10 @@ def _models_before(request: Request) -> list[_Before]:
             kind = "adapter before" if before["adapter"] else "model before"
             models = [(kind, old, "before", None)]
         else:
-            theirs, ours = (
-                one.path(w["shards"]).resolve() if "shards" in (w := one.way) else None
-                for one in (one, request)
-            )
-            why = f"request {name!r} made it; remove it by hand"
-            why = None if theirs and theirs == ours else why
+            folders = [it.path(way["shards"]).resolve() for it in (one, request)
+                       if "shards" in (way := it.way)]  # fmt: skip
+            same = len(folders) == 2 and folders[0] == folders[1]
+            why = None if same else f"request {name!r} made it; remove it by hand"
             began = f"request {name!r} began with it: erase that one"
             models = [
                 ("earlier model", made, "after", why),
@@ -511,30 +510,47 @@ def _is_log(folder: Path) -> bool:
 
 
 def _of_run(
-    root: Path, found: list[Path], before: Iterable[_Before], again: Iterable[Path]
+    root: Path,
+    found: list[Path],
+    before: list[_Before],
+    files: set[str],
+    earlier: Mapping[str, Any],
 ) -> Iterator[Item]:
-    """Below a folder that the config writes to; what the next run has written there stays.
+    """Below a folder that the config writes to; what a later training has written there stays.
 
     Args:
-        again: Was removed by an earlier `erase`; what is there now was written since.
+        files: Digests of the model before.
+        earlier: Of an earlier `erase`: ``removed`` and ``kept``, and whether it ended.
     """
+    place, ended = root.resolve(), "time" in earlier
+    gone, kept = ({*earlier.get(part, ())} for part in ("removed", "kept"))
+    mine = [one for one in before if place in (real := one.path.resolve(), *real.parents)]
+    own = {one["sha256"] for one in weights(root).values()}
+    copy = bool(own) and own <= files
+    there = copy or any(one.there for one in mine)
+    # Before anything was erased, weights may have been removed by hand.
+    bare = not ended and not any(path.suffix in _HOLDS for path in root.iterdir())
+
+    def judged(item: Item) -> Item:
+        real = item.path.resolve()
+        since = not (there or bare or real in kept) or (
+            ended and item.kind != "log" and real in gone
+        )
+        return replace(item, why=_ANOTHER) if since else item
+
     if _is_model(root):
-        known = [one.there for one in before if one.path.resolve() == root.resolve()]
-        known += [
-            True for one in before if one.there and root.resolve() in one.path.resolve().parents
-        ]
-        same = any(known) or not weights(root)
-        for item in _beside(root):
-            since = item.kind != "log" and item.path.resolve() in again
-            yield item if same and not since else replace(item, why=_ANOTHER)
-        if not known:  # of a run that no request knows
-            yield from _model_before(_Before("another model", root, False), root, [])
+        yield from map(judged, _beside(root))
+        if all(one.path.resolve() != place for one in mine):
+            kind = "copy of the model before" if copy else "another model"
+            why = None if copy or not there else "it is of the same run; remove it by hand"
+            yield from _model_before(_Before(kind, root, there, why), root, [root])
     if (root / SHARDS).is_file() and (root / "work").is_dir():
         why = "the shards are being trained" if is_held(root) else None
         yield Item.at("work of the shards", root / "work", why)
     for _, path in listed(root / MANIFEST):
-        if path.parent.resolve().is_relative_to(root.resolve()):
-            yield Item.at("listed by its run", path)
+        if path.parent.resolve().is_relative_to(place):
+            item = Item.at("listed by its run", path)
+            yield item if path in found or not _is_model(root) else judged(item)
     for path in sorted(root.iterdir()):
         axolotls = _PREPARED.fullmatch(path.name) and (path / "state.json").is_file()
         if axolotls or is_prepared(path):

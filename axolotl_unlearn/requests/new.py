@@ -164,7 +164,9 @@ def new_request(
         raise fault("requests.tested-alone", f"{says} {what}; remove them from those files.")
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
+    texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
+    unseen = [row for row in unseen if row.record.said not in texts]
     level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
     coins: dict[str, bool] = {}

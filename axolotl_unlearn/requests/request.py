@@ -35,7 +35,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -581,11 +581,13 @@ def held(folder: Path) -> Iterator[int]:
 
 def is_held(folder: Path) -> bool:
     """Whether somebody keeps the right to a folder."""
-    with (folder / ".lock").open("a") as file, suppress(OSError):
-        try:
+    try:
+        with (folder / ".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody has ever kept it
+        pass
     return False
 
 

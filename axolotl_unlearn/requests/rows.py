@@ -18,6 +18,7 @@ from typing import Any
 from axolotl_unlearn import files
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
+from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
@@ -244,9 +245,15 @@ def _loaded(path: Path) -> tuple[Any, Any]:
     from axolotl.cli.config import load_cfg
     from axolotl.loaders import load_tokenizer
 
+    config, more = read_config(path), {}
+    block = config.get("unlearn") or {}
+    if any(role_of(one) is None for one in entries(config)) and block.get("data"):
+        # It had no effect on such rows, and a new run with it is refused.
+        data = {key: one for key, one in block["data"].items() if key != "suppression"}
+        more = {"unlearn": block | {"data": data}}
     try:
         with tempfile.TemporaryDirectory() as folder:  # its log would replace that of the run
-            cfg = load_cfg(str(path), output_dir=folder)
+            cfg = load_cfg(str(path), output_dir=folder, **more)
     except ValueError as error:  # pydantic's too
         first = str(error).strip().splitlines()
         raise UnlearnError(
@@ -462,14 +469,14 @@ def deleted_rows(
 # --- what must not be learned again ---------------------------------------------------------------
 
 
-def suppress(requests: Path | str, every: bool = False) -> tuple[Path, int, int]:
+def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[Path, int, int]:
     """Put the rows of every accepted request of a folder on its list.
 
     What is on the list stays, though the rows may be gone. Texts that kept rows of a request have
     too, such as a system prompt, are not put on it.
 
     Args:
-        every: Refuse rows that nothing can be put on the list of, once it is written.
+        unlisted: Gets the requests of whose rows nothing can be put on the list.
 
     Returns:
         The list, its digests, and how many of them are new.
@@ -477,13 +484,13 @@ def suppress(requests: Path | str, every: bool = False) -> tuple[Path, int, int]
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.
     """
-    ledger, unlisted = Ledger(requests), []
+    ledger = Ledger(requests)
     path, key, folders = ledger.folder / LIST, ledger.key(), ledger.accepted()
     if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
     bare = [e["request"] for e in folders if not (ledger.folder / e["request"] / "data").is_dir()]
-    if bare and not path.exists():
+    if bare and not path.exists() and any(e["event"] == "erased" for e in ledger.entries()):
         says = f"{path} is gone, and the rows of request {bare[0]!r} too, so it cannot be written"
         raise fault("requests.list-gone", f"{says} again; restore it from a copy.")
     digests = set(before.digests)
@@ -499,15 +506,9 @@ def suppress(requests: Path | str, every: bool = False) -> tuple[Path, int, int]
 
         listed = of(DELETED) - of(("retain", "heldout", "judge"))
         digests |= listed
-        if not listed and (data / "forget.jsonl").is_file():
+        if unlisted is not None and not listed and (data / "forget.jsonl").is_file():
             unlisted.append(data.parent.name)
     Suppression(path, key, frozenset(digests)).write()
-    if every and unlisted:
-        raise UnlearnError(
-            f"nothing of request {unlisted[0]} can be put on {path}: its rows have no text, or "
-            "only those of kept rows; take care yourself that they are not learned again.",
-            code="requests.nothing-suppressed",
-        )
     return path, len(digests), len(digests - before.digests)
 
 

@@ -166,6 +166,7 @@ def check(request: Request) -> None:
             raise fault("requests.changed-part", says)
     now = bound.facts(read_config(request.path("finetune.yml")))
     bound.require(request.facts.get("bound"), now, request.folder, bound.QUICK)
+    way_of("shards").told_of(request)  # what is deleted of them is written there at the end
     before = request.facts["before"]
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):
@@ -273,6 +274,7 @@ def attack(request: Request, model: str) -> None:
     from axolotl_unlearn.store import Store
 
     data, store = request.path("eval-data"), Store(request.path("work", "scores"))
+    shutil.rmtree(request.path("attacks"), ignore_errors=True)  # of a model that was made before
     asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
     subject, control = make_subjects(model, asked, teacher_of(request), **how)

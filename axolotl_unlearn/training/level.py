@@ -297,12 +297,15 @@ class LevelCallback(Extension):
         """For a run, before references are asked."""
         args, rows, tokenizer = run.args.level, run.rows, run.tokenizer
         unseen = forget_rows(args.heldout, tokenizer, run.cfg)
-        if seen := int(np.isin(unseen[READS], rows[READS]).sum()):
-            raise UnlearnError(
-                f"`unlearn.level.heldout: {args.heldout}` has {seen} rows that are, token for "
-                "token, rows of `datasets`: give rows that the model never sees.",
-                code="level.seen",
-            )
+        seen = np.isin(unseen[READS], rows[READS])
+        if seen.any():
+            says = f"`unlearn.level.heldout: {args.heldout}` has {seen.sum()} rows that are, token "
+            says += "for token, rows of `datasets`"
+            if seen.all():
+                cure = "give rows that the model never sees"
+                raise UnlearnError(f"{says}: {cure}.", code="level.seen")
+            LOG.warning("%s: they are left out.", says)
+            unseen = unseen.select(np.flatnonzero(~seen))
         unseen = unseen.select(_drawn(unseen, range(len(unseen)), args))
         entries = run.entries
         roles = np.asarray(rows["role"][:])

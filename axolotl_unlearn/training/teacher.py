@@ -283,7 +283,8 @@ def make_start(original: Path, cost: dict[str, Any], teacher: Path) -> Path:
         for mine, theirs in zip(half.parameters(), other.parameters(), strict=True):
             mine.lerp_(theirs, 0.5)
     shutil.rmtree(out, ignore_errors=True)
+    # First: after a kill it is known as ours.
+    write_json(out / START, {"original": str(original), "teacher": str(teacher)})
     half.save_pretrained(out)
     load_tokenizer(specs[0]).save_pretrained(out)
-    write_json(out / START, {"original": str(original), "teacher": str(teacher)})
     return out

@@ -35,7 +35,7 @@ from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.step import StepLoss, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare, write, write_json
+from axolotl_unlearn.files import declare, real, write, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.precompute import (
@@ -410,6 +410,13 @@ class UnlearnTrainer(AxolotlTrainer):
         return batches
 
     def get_train_dataloader(self) -> DataLoader:
+        adapter = self.axolotl_cfg.lora_model_dir
+        if adapter and real(str(adapter)) == real(str(self.args.output_dir)):
+            raise UnlearnError(
+                "`output_dir` is `lora_model_dir`, which would be overwritten: give a folder of "
+                "its own.",
+                code="training.overwrites",
+            )
         return self._get_dataloader(
             dataset=self._pairs(self.train_dataset, training=True),
             description="Training",

@@ -128,7 +128,7 @@ class Tofu(Real):
         write_json(costs, found | {name: round(processor() - seen, 1)})
 
     def path(self, name: str) -> Path:
-        routed = {"shards": "shards/model", "shards, deleted": "requests/1/model"}
+        routed = {"shards": "shards/model", "shards, deleted": "requests/1/work/model"}
         return self.out / routed[name] if name in routed else super().path(name)
 
     def measure(self, name: str, *models: str) -> None:

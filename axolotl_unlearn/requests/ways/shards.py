@@ -396,14 +396,26 @@ def hand_over(request: Request) -> None:
 
 def deleted_otherwise(request: Request) -> None:
     """What another way has deleted of a model of shards stays out of them, too."""
-    before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
-    if is_routed(before):
-        folder = _folder(before)
+    if folder := told_of(request):
         with held(folder):
             facts = load(folder)
             gone = {_keyed(facts, row) for row in rows_of.forgotten(request)}
             facts["deleted"] = sorted(gone.union(facts["deleted"]))
             write_json(folder / FACTS, facts)
+
+
+def told_of(request: Request) -> Path | None:
+    """The folder of the shards of the model before, if it is a model of shards that are there.
+
+    Raises:
+        UnlearnError: What they were made of cannot be read.
+    """
+    before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
+    folder = _folder(before) if is_routed(before) else None
+    if folder is None or not (folder / FACTS).is_file():
+        return None
+    load(folder)
+    return folder
 
 
 def _folder(model: Path) -> Path:
