@@ -460,8 +460,8 @@ def _models_before(request: Request) -> list[_Before]:
 
 def _digests(model: Path) -> set[str]:
     """Of a model's folder, and of it without GGUF files, which may have been added."""
-    spec = ModelSpec("", str(model))
-    return {weights_digest(spec), weights_digest(spec, but=".gguf")}
+    but = ("", ".gguf") if any(model.glob("*.gguf")) else ("",)
+    return {weights_digest(ModelSpec("", str(model)), but=one) for one in but}
 
 
 def _model_before(one: _Before, requests: Path, roots: list[Path]) -> Iterator[Item]:

@@ -232,12 +232,16 @@ def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
         ends = "" if low is None else f" [{low:.2f}, {high:.2f}]"
         return "" if math.isnan(mean) else f"{mean:.2f}{ends}" if ends else f"{mean:.2g}"
 
-    spent = sum(one["processor"] for one in world.runs.done.values())
+    costs = {name: one["processor"] for name, one in world.runs.done.items()}
+    spent, file = sum(costs.values()), world.out / "shards" / "costs.json"
+    costs |= json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    cost = [[name, f"{costs[name]:.0f}"] for name in ("teacher", *scores) if name in costs]
     rows = [[name, *(shown(*figure) for figure in one.values())] for name, one in scores.items()]
     return facts("python -m research.studies.tofu OUT") | {
         "seed": SEED, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
         "processor_hours": round(spent / 3600, 2), "scores": scores,
-        "tables": {"ours": {"columns": ["model", *COLUMNS], "rows": rows}},
+        "tables": {"ours": {"columns": ["model", *COLUMNS], "rows": rows},
+                   "cost": {"columns": ["training", "processor seconds"], "rows": cost}},
     }  # fmt: skip
 
 
