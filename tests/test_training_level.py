@@ -523,7 +523,7 @@ def test_held_out_rows_that_the_model_sees_are_refused(life, side, monkeypatch):
     for text in (row["output"], row["output"].upper() + " "):
         file.write_text(heldout + json.dumps(row | {"id": "other", "output": text}) + "\n")
         assert [f"has 1 rows that are {side} rows" in fault for fault in faults(config)] == [True]
-    file.write_text(heldout + json.dumps(row | {"id": "other"}) + "\n")
+    file.write_text(json.dumps(row | {"id": "other"}) + "\n")
     monkeypatch.setattr("axolotl_unlearn.data.checks._heldout_faults", lambda *_: [])
     with fails("level.seen"):  # rows that are no local file, too
         train(life, config)

@@ -128,7 +128,7 @@ class Tofu(Real):
         write_json(costs, found | {name: round(processor() - seen, 1)})
 
     def path(self, name: str) -> Path:
-        routed = {"shards": "shards/model", "shards, deleted": "requests/1/work/model"}
+        routed = {"shards": "shards/model", "deleted by shards": "requests/1/work/model"}
         return self.out / routed[name] if name in routed else super().path(name)
 
     def measure(self, name: str, *models: str) -> None:
@@ -193,7 +193,7 @@ def graph(world: Tofu) -> dict[str, Any]:
     for n, rate in enumerate((0.002, 0.001, 0.004)):
         add(f"match{n}", ("teacher",), world.matched, rate)
     jobs["shards"] = (), lambda: world.sharded("shards")
-    jobs["shards, deleted"] = ("shards",), lambda: world.sharded("shards, deleted")
+    jobs["deleted by shards"] = ("shards",), lambda: world.sharded("deleted by shards")
     return jobs
 
 
