@@ -154,8 +154,7 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
 
     assert holds(out, "Norrby") == []
     write(out / "work/key/made/adapter_model.safetensors", [])  # of a training that was stopped
-    with monkeypatch.context() as patched:
-        patched.setattr("axolotl_unlearn.requests.erase.is_held", lambda _: True)
+    with requests.held(out):
         kept = [one for one in plan_erase(made).items if one.path == out / "work"]
         assert kept[0].why == "the shards are being trained"
     planned = plan_erase(made)

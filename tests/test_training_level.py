@@ -527,6 +527,12 @@ def test_held_out_rows_that_the_model_sees_are_refused(life, side, monkeypatch):
     monkeypatch.setattr("axolotl_unlearn.data.checks._heldout_faults", lambda *_: [])
     with fails("level.seen"):  # rows that are no local file, too
         train(life, config)
+    few = "".join(heldout.splitlines(keepends=True)[:2])
+    file.write_text(few + json.dumps(row | {"id": "other"}) + "\n")
+    told = "axolotl_unlearn.training.level.level_faults"
+    monkeypatch.setattr(told, lambda _, unseen: [f"{len([*unseen])} rows are left"])
+    with pytest.raises(UnlearnError, match="^2 rows are left"):
+        train(life, config)
 
 
 def test_held_out_rows_that_cannot_be_read_are_named_before_a_model_is_loaded(life):

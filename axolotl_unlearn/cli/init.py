@@ -87,11 +87,10 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     (block, how), *others = found.values()
     text = Template(template.read_text("utf-8"))
     entry, plugin = block.get("rows", {}), ""
-    if kind != "request" or entry:
-        pass
-    elif block.get("fields") == {"input": "question", "output": "answer"}:
+    asked = kind == "request" and not entry
+    if asked and block.get("fields") == {"input": "question", "output": "answer"}:
         entry, how = {"type": "alpaca_chat.load_qa"}, "questions, by the prompt of alpaca_chat"
-    else:  # Axolotl has no type for two fields of any name
+    elif asked:  # Axolotl has no type for two fields of any name
         entry, plugin = {"type": MEMORISE}, f"plugins:\n  - {PLUGIN}\n\n"
         plugin += f"unlearn: {_flow({'data': block})}\n\n" if block else ""
     types = {side: DS_TYPES.get(Path(side).suffix, "json") for side in found}

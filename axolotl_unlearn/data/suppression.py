@@ -38,12 +38,14 @@ def forms(row: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"text {one}" for one in every if _is_long(one, SHORTEST))
     # Without a long name of a document; one text alone would be that of others, too.
     for some in (every, unlabelled if len(unlabelled) > 1 else []):
-        yield from (f"row {' | '.join(sorted(some))}" for _ in some[:1])
+        if some:
+            yield f"row {' | '.join(sorted(some))}"
 
 
-def older(row: Mapping[str, Any]) -> str:
-    """What lists that were written before hold of a row."""
-    return f"row {' | '.join(filter(None, _texts(row, False)))}"
+def older(row: Mapping[str, Any]) -> Iterator[str]:
+    """What lists that were written before hold of a row with texts."""
+    if texts := [one for one in _texts(row, False) if one]:
+        yield f"row {' | '.join(texts)}"
 
 
 def _texts(value: Any, labels: bool) -> Iterator[str]:
@@ -120,9 +122,7 @@ class Suppression:
         return {self._mac(form) for form in forms(row) if not whole or form.startswith("row ")}
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        known = older(row)
-        before = {self._mac(known)} if known != "row " else set()
-        return not self.digests.isdisjoint(self.digests_of(row) | before)
+        return not self.digests.isdisjoint(self.digests_of(row) | {*map(self._mac, older(row))})
 
 
 def allowed(rows: Sequence[Row], path: str, source: str) -> list[Row]:

@@ -147,7 +147,9 @@ class Served:
         with self._readable():
             choice = answer["choices"][0] | {"usage": answer.get("usage") or {}}
             choice |= {"text": choice["message"].get("content") or ""} if chat else {}
-            return choice | {"text": choice["text"] + ""}
+            if not isinstance(choice["text"], str):
+                raise TypeError("no text")
+            return choice
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

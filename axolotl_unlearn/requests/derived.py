@@ -52,7 +52,6 @@ class _Known:
 
     root: Path
     digests: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
     lost: list[Path] = field(default_factory=list)
     paths: set[Path] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
@@ -60,7 +59,7 @@ class _Known:
 
     def says(self, text: str, near: Path) -> bool:
         """Whether a text of a file in ``near`` is one of them."""
-        if text in self.digests | self.files | self.names:
+        if text in self.digests or text in self.names:
             return True
         parts = text.split("+") if len(text) < 4096 else ()
         places = [p / part for part in parts if part for p in (Path(), self.root, near)]
@@ -68,7 +67,7 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if (self.digests | self.files) & {digest, *_files(model)}:
+        if self.digests & {digest, *_files(model)}:
             return "its weights are those of one"
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
@@ -127,7 +126,7 @@ def _known(request: Request) -> _Known:
         raise UnlearnError(
             f"{request.folder} was not carried out; run `axolotl-unlearn request run`."
         )
-    mine = names.index(request.id)
+    mine, files = names.index(request.id), set()
     for number, name in enumerate(names):
         folder = ledger.folder / name
         if not (folder / "record.json").is_file():
@@ -142,12 +141,12 @@ def _known(request: Request) -> _Known:
         source = str(other.facts["before"]["adapter"] or other.facts["before"]["model"])
         known.paths.add((place := other.root / source).resolve())
         known.names |= set() if place.exists() else {source}
-        known.files |= {*other.facts["before"].get("files", ())}
+        files |= {*other.facts["before"].get("files", ())}
         local = model["before"]["digest"] is not None  # and not on a hub
         if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
     clean = [request.root / str(request.facts["base"]), request.path("model")]
-    known.files = known.files.union(*map(_files, known.paths)).difference(*map(_files, clean))
+    known.digests |= files.union(*map(_files, known.paths)).difference(*map(_files, clean))
     return known
 
 

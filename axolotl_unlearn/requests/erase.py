@@ -49,6 +49,7 @@ from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppres
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import way_of
+from axolotl_unlearn.requests.ways.shards import FACTS as SHARDS
 from axolotl_unlearn.shards import is_routed
 
 #: Files and folders that the Trainer, PEFT, FSDP and DeepSpeed write with a model.
@@ -62,8 +63,6 @@ _HOLDS = {".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf", ".onnx", ".
 #: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
 #: own (`is_prepared`) around them, if a config names no folder.
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
-#: By which a folder is known as that of shards.
-SHARDS = "shards.json"
 #: Kinds of what the request began with.
 _BEFORE = {"model before", "adapter before"}
 _ANOTHER = "it is not the model that the request began with"
@@ -493,8 +492,8 @@ def _is_model(place: Path) -> bool:
 def _beside(model: Path) -> Iterator[Item]:
     """What the Trainer and Axolotl write into the folder of a model."""
     for path in sorted(model.iterdir()) if model.is_dir() else ():
-        link, names = path.is_symlink(), {"trainer_state.json"}
-        holds = link or any(p.suffix in _HOLDS or p.name in names for p in path.rglob("*"))
+        inside, link = path.rglob("*"), path.is_symlink()
+        holds = link or any(p.suffix in _HOLDS or p.name == "trainer_state.json" for p in inside)
         if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and holds:
             yield Item.at("checkpoint", path)
         elif path.name == "merged" and not link and _is_model(path) and holds:

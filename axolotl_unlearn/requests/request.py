@@ -387,6 +387,13 @@ class Ledger:
         """The entries of requests that were carried out, oldest first."""
         return [entry for entry in self.entries() if entry["event"] == "accepted"]
 
+    def cannot_list(self) -> str | None:
+        """A request whose rows are gone, where `erase` has written a list of what is deleted."""
+        if not any(entry["event"] == "erased" for entry in self.entries()):
+            return None
+        names = [entry["request"] for entry in self.accepted()]
+        return next((name for name in names if not (self.folder / name / "data").is_dir()), None)
+
     def folders(self) -> list[Path]:
         """Those of all requests that were carried out, oldest first.
 

@@ -489,9 +489,8 @@ def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[P
     if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
-    bare = [e["request"] for e in folders if not (ledger.folder / e["request"] / "data").is_dir()]
-    if bare and not path.exists() and any(e["event"] == "erased" for e in ledger.entries()):
-        says = f"{path} is gone, and the rows of request {bare[0]!r} too, so it cannot be written"
+    if not path.exists() and (name := ledger.cannot_list()):
+        says = f"{path} is gone, and the rows of request {name!r} too, so it cannot be written"
         raise fault("requests.list-gone", f"{says} again; restore it from a copy.")
     digests = set(before.digests)
     for data in sorted(ledger.folder / entry["request"] / "data" for entry in folders):

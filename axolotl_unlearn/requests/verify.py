@@ -162,7 +162,7 @@ def _compare_files(folder: Path, statement: dict[str, Any], ledger: Ledger) -> t
     path = folder.parent / LIST
     if not path.exists() and any(entry["event"] == "erased" for entry in ledger.entries()):
         says = f"{path}, which `request erase` wrote, is gone, so deleted rows may be learned again"
-        if any(not (one / "data").is_dir() for one in ledger.folders()):
+        if ledger.cannot_list():
             raise fault("record.changed", f"{says}; restore it.")
         said += f"; {says}: `request suppress` writes it anew"
     if path.exists() and ledger.key() is None:

@@ -388,8 +388,7 @@ def hand_over(request: Request) -> None:
     folder, model = request.path(request.way["shards"]), request.path("model")
     with held(folder):
         facts = require(request)
-        gone = {_keyed(facts, row) for row in rows_of.forgotten(request)}
-        facts |= {"keys": request.way["keys"], "deleted": sorted(gone.union(facts["deleted"])),
+        facts |= {"keys": request.way["keys"], "deleted": _deleted(request, facts),
                   "model": weights(model), "current": os.path.relpath(model, folder)}  # fmt: skip
         write_json(folder / FACTS, facts)
 
@@ -399,9 +398,14 @@ def deleted_otherwise(request: Request) -> None:
     if folder := told_of(request):
         with held(folder):
             facts = load(folder)
-            gone = {_keyed(facts, row) for row in rows_of.forgotten(request)}
-            facts["deleted"] = sorted(gone.union(facts["deleted"]))
-            write_json(folder / FACTS, facts)
+            write_json(folder / FACTS, facts | {"deleted": _deleted(request, facts)})
+
+
+def _deleted(request: Request, facts: Mapping[str, Any]) -> list[int]:
+    """With the rows of a request."""
+    return sorted(
+        {_keyed(facts, row) for row in rows_of.forgotten(request)}.union(facts["deleted"])
+    )
 
 
 def told_of(request: Request) -> Path | None:
