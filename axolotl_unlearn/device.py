@@ -35,6 +35,17 @@ def device_name(given: str | None = None) -> str:
     return given or here
 
 
+def emulates_bfloat16() -> bool:
+    """Whether bfloat16 is slow here: only a processor, without instructions for it (avx512_bf16,
+    amx_bf16, or those of ARM). A product of matrices takes 50 times as long as in float32."""
+    import torch
+
+    if accelerator() is not None:
+        return False
+    known = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported
+    return not (known and known())
+
+
 def may_be_pinned(device: torch.device) -> bool:
     """Whether a copy from pinned memory lets the host go on."""
     return device.type not in _NEVER_PINNED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -140,6 +141,17 @@ def test_a_package_that_is_absent_is_named(stage, monkeypatch, options, module):
 def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
     notes = setting_notes(config(stage, "x") | {"adapter": "qlora", "load_in_4bit": True})
     assert "adds it to the whole ones: evaluate the merged model" in " ".join(notes)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_bfloat16_that_a_processor_only_emulates_is_noted(stage, monkeypatch, emulated):  # noqa: F811
+    """SmolLM2 made no step in seven minutes, without a word."""
+    supported = mock.Mock(return_value=not emulated)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", supported)
+    said = {bf16: " ".join(setting_notes(config(stage, "x") | {"bf16": bf16}))
+            for bf16 in (True, "full", "auto", False)}  # fmt: skip
+    noted = {bf16 for bf16, notes in said.items() if "only emulates bfloat16" in notes}
+    assert noted == ({True, "full"} if emulated else set())
 
 
 def test_warmup_is_a_share_of_the_steps_that_are_made(stage):  # noqa: F811

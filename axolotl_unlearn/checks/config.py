@@ -22,7 +22,7 @@ from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, block_of, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
-from axolotl_unlearn.device import accelerator
+from axolotl_unlearn.device import accelerator, emulates_bfloat16
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, real
 from axolotl_unlearn.models import (
@@ -274,6 +274,9 @@ def setting_notes(cfg: dict) -> list[str]:
         (args and chat and not rendered,
          f"`{chat}` renders no row here: with `unlearn.data.chat_template: true` records are "
          "forgotten as the chats that the model learned."),
+        (cfg.get("bf16") in (True, "full") and emulates_bfloat16(),
+         "`bf16` makes this run many times slower: this processor only emulates bfloat16 (it has "
+         "neither avx512_bf16 nor amx_bf16). Set `bf16: false`."),
         (quantised,
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
          "whole ones: evaluate the merged model, which is another."),
