@@ -17,7 +17,7 @@ import offline  # noqa: F401  the environment that the libraries read
 
 LIBRARIES = """pytest torch.distributed.fsdp transformers.models.olmo.modeling_olmo sklearn.metrics
 transformers.models.llama.modeling_llama transformers.trainer mergekit.merge lm_eval.evaluator
-lm_eval.models.huggingface trl axolotl.core.builders axolotl.cli.train lm_eval_once hypothesis
+lm_eval.models.huggingface trl axolotl.core.builders axolotl.cli.train once hypothesis
 axolotl_unlearn.cli axolotl_unlearn.plugin axolotl_unlearn.training.trainer
 axolotl_unlearn.requests.run axolotl_unlearn.evaluation.run""".split()
 
