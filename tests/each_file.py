@@ -5,7 +5,6 @@ no process. Their import takes 10 s: this process does it once."""
 
 import atexit
 import gc
-import importlib
 import os
 import re
 import sys
@@ -13,13 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import offline  # noqa: F401  the environment that the libraries read
-
-LIBRARIES = """pytest torch.distributed.fsdp transformers.models.olmo.modeling_olmo sklearn.metrics
-transformers.models.llama.modeling_llama transformers.trainer mergekit.merge lm_eval.evaluator
-lm_eval.models.huggingface trl axolotl.core.builders axolotl.cli.train once hypothesis
-axolotl_unlearn.cli axolotl_unlearn.plugin axolotl_unlearn.training.trainer
-axolotl_unlearn.requests.run axolotl_unlearn.evaluation.run""".split()
+import once  # noqa: F401  the libraries, imported
 
 
 def start(words: list[str], output: int) -> int:
@@ -37,7 +30,6 @@ def start(words: list[str], output: int) -> int:
 def main() -> None:
     began, running, bad, passed = time.monotonic(), {}, [], 0
     os.chdir(Path(__file__).parent.parent)
-    list(map(importlib.import_module, LIBRARIES))
     sys.path[0] = os.getcwd()  # as `python -m pytest` has it
     gc.freeze()  # the forks share these objects instead of walking through them
     options = [word for word in sys.argv[1:] if not word.endswith(".py")]

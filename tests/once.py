@@ -1,16 +1,27 @@
-"""What the libraries find out in every command, once: lm-eval its 12 000 task files (6 s) and pip's
-list, Axolotl the class of a config with the keys of its plugins (a second)."""
+"""What the forks of each_file.py share: the imports (10 s), and what the libraries find out in
+every command: lm-eval its 12 000 task files (6 s) and pip's list, Axolotl the class of a config with
+the keys of its plugins (a second)."""
 
 import copy
 import functools
+import importlib
 import os
 
+import offline  # noqa: F401  the environment that the libraries read
+
+# isort: split
 from axolotl.cli.config import prepare_plugins
 from axolotl.integrations.base import PluginManager
 from axolotl.utils import config as axolotl_config
 from axolotl.utils.dict import DictDefault
 from lm_eval import tasks
 from torch.utils import collect_env
+
+OTHERS = """pytest torch.distributed.fsdp transformers.models.olmo.modeling_olmo sklearn.metrics
+transformers.models.llama.modeling_llama transformers.trainer mergekit.merge lm_eval.evaluator
+lm_eval.models.huggingface trl axolotl.core.builders axolotl.cli.train hypothesis
+axolotl_unlearn.cli axolotl_unlearn.plugin axolotl_unlearn.training.trainer
+axolotl_unlearn.requests.run axolotl_unlearn.evaluation.run""".split()
 
 
 def _remember_configs() -> None:
@@ -42,3 +53,4 @@ def _remember_tasks() -> None:
 
 _remember_configs()
 _remember_tasks()
+list(map(importlib.import_module, OTHERS))
