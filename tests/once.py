@@ -1,5 +1,5 @@
 """What the forks of each_file.py share: the imports (10 s), and what the libraries find out in
-every command: lm-eval its 12 000 task files (6 s) and pip's list, Axolotl the class of a config with
+every command. lm-eval: its 12 000 task files (6 s), pip's list. Axolotl: the class of a config with
 the keys of its plugins (a second)."""
 
 import copy
