@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
@@ -604,6 +605,13 @@ class Attack(Part):
         if len({row.above_control is not None for row in self.rows[1:]}) > 1:
             raise ValueError("part of it is missing")
         return self
+
+    @property
+    def q(self) -> dict[str, float]:
+        """p of each document after Benjamini and Hochberg, whatever other files say."""
+        p = [one.p for one in self.documents.values()]
+        q = false_discovery_control(p, method="bh").tolist() if p else ()
+        return dict(zip(self.documents, q, strict=True))
 
 
 def whole(attack: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, false_discovery_control, fisher_exact, norm
+from scipy.stats import binomtest, fisher_exact, norm
 
 from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
@@ -681,14 +681,11 @@ def _told_by(file: Attack) -> Iterator[Read]:
         if outcome == "pass" and file.attack == "inside" and not within:
             case, outcome = "inside", "open"
         yield read(outcome, case, name=name, value=one.auc, p=one.p)
-    if file.documents:
-        q = false_discovery_control([one.p for one in file.documents.values()], method="bh")
-        found = [one.side for one, x in zip(file.documents.values(), q, strict=True)
-                 if x <= audit.RATE]  # fmt: skip
-        if found:
-            figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
-            name = file.title or file.attack
-            yield read("fail", "documents", name=name, count=len(found), **figures)
+    found = [file.documents[name].side for name, q in file.q.items() if q <= audit.RATE]
+    if found:
+        figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
+        name = file.title or file.attack
+        yield read("fail", "documents", name=name, count=len(found), **figures)
 
 
 def kept(facts: Facts) -> Iterator[Read]:
