@@ -21,8 +21,9 @@ from axolotl_unlearn.attacks.results import figures_row, result_of, rows_digest,
 from axolotl_unlearn.attacks.target import AttackTarget, collate, limited, read_side
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
-from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import side_records
 from axolotl_unlearn.store import Store
 
 STEPS = (1, 2, 5, 10, 20, 50, 100)
@@ -54,7 +55,7 @@ def chosen_rows(
     if source == "forget":
         training, asked = split_forget(asked, rows, seed)
     else:
-        training = read_side(data_dir, "retain")[1] if named else read_records(source)
+        training = read_side(data_dir, "retain")[1] if named else side_records(source)
         training = random.Random(seed).sample(training, min(rows, len(training)))
     source = source if named else Path(source).stem
     return {"training_rows": training, "asked": limited(asked, limit), "source": source}
