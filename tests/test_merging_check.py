@@ -153,8 +153,11 @@ FAULTS = [
     (one_with(parameters={"weight": float("nan"), "density": 1.0}), None, "no-value"),
     (recipe(parameters={"lambda": float("inf")}), None, "no-value"),
     # mergekit reads the recipe's own alone, and of the base nothing.
-    (one_with(parameters={"weight": 1.0, "density": 1.0, "lambda": 2.0}), None,
-     "unknown-parameter"),
+    (
+        one_with(parameters={"weight": 1.0, "density": 1.0, "lambda": 2.0}),
+        None,
+        "unknown-parameter",
+    ),
     (base_with(parameters={"weight": 2.0}), None, "unknown-parameter"),
     (recipe(merge_method="tie"), None, "unknown-method"),
     (recipe(parameters={"normalise": True}), None, "unknown-parameter"),

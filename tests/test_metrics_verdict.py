@@ -406,6 +406,17 @@ def test_texts_of_few_authors_are_no_independent_texts():
     assert found.status == "not shown" and found.power["clusters"] == [5, 5]
 
 
+def test_rows_of_few_authors_are_no_independent_rows():
+    """Of 140 rows 5 percent come out and no more; of five authors it may be more than a tenth."""
+    original, retrained, model = three()
+    own = model["extraction"]
+    own["strength"] = [x + (0, 0, 0, 0.05, 0.2)[i % 5] for i, x in enumerate(own["strength"])]
+    assert judge(model, original, retrained).good
+    own["cluster"] = [f"author: {i % 5}" for i in range(140)]
+    found = {one.id: one for one in judge(model, original, retrained).findings}["documents"]
+    assert found.outcome == "open" and found.says.startswith("its texts come out in part")
+
+
 def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
     """Hard and easy texts spread the losses over 5 nats; a third of a nat too much hides there."""
     rng = np.random.default_rng(1)

@@ -64,18 +64,18 @@ def chosen_rows(
 def split_forget(
     records: Sequence[Record], rows: int, seed: int = 0
 ) -> tuple[list[Record], list[Record]]:
-    """Whole documents with together at least ``rows`` rows to train on, and all other rows.
+    """Whole documents, or authors, with together ``rows`` rows or more to train on; all others.
 
     Raises:
         UnlearnError: No document would be left to ask about.
     """
-    documents = sorted({record.document for record in records})
+    documents = sorted({record.cluster for record in records})
     random.Random(seed).shuffle(documents)
     for count in range(len(documents)):
         chosen = set(documents[:count])
-        training = [record for record in records if record.document in chosen]
+        training = [record for record in records if record.cluster in chosen]
         if len(training) >= rows:
-            return training, [record for record in records if record.document not in chosen]
+            return training, [record for record in records if record.cluster not in chosen]
     raise UnlearnError(
         f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
         "leaves none to ask about; lower --rows.",

@@ -233,8 +233,8 @@ def judge(
 def told_by_attacks(
     results: Results, attacks: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """``{model: {document: {"p", "q", "side"}}}`` of the attack files that count for a model: of each
-    document what the file says that tells it best, as the verdict reads it."""
+    """``{model: {document: {"p", "q", "side"}}}`` of the attack files that count for a model,
+    of each document what the file says that tells it best."""
     told: dict[str, dict[str, dict[str, Any]]] = {}
     for model in results.models:
         facts, _ = _facts(model, results.role("original"), None, attacks)

@@ -417,12 +417,13 @@ def _partly(facts: Facts) -> Iterator[Read]:
     theirs = {row.id: row for row in retrained.texts} if retrained is not None else {}
     for member, figure in itertools.product((False, True), audit.FIGURES[:3]):
         own = {row: getattr(row, figure) for row in model.texts if row.member == member}
-        gaps = [(x - y, row.document) for row, x in own.items()
+        gaps = [(x - y, row.cluster or row.document) for row, x in own.items()
                 if None not in (x, y := getattr(theirs.get(row.id), figure, None))]  # fmt: skip
         if retrained is None and member:
             held = [x for x in (getattr(row, figure) for row in model.held) if x is not None]
             base = float(np.mean(held)) if held else 0.0
-            gaps = [(x - base, row.document) for row, x in own.items() if x is not None and held]
+            gaps = [(x - base, row.cluster or row.document) for row, x in own.items()
+                    if x is not None and held]  # fmt: skip
         if gaps:  # else a figure is missing, which `_unread` says
             gap = mean_of(*zip(*gaps, strict=True))
             ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
@@ -472,7 +473,7 @@ def said(facts: Facts) -> Iterator[Read]:
     if spoken is not None and not any(retrained is None or not theirs[row.id].said
                                       for row in spoken if row.id in mine):  # fmt: skip
         yield read("missing", "mute")
-    names = [row.document for row in mine.values()]
+    names = [row.cluster or row.document for row in mine.values()]
     if retrained is not None:
         drawn = _drawn(mine, theirs)
         yield read("fail" if drawn > audit.SAID else "pass", "drawn", value=drawn, limit=audit.SAID)
