@@ -9,6 +9,7 @@ import math
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,18 @@ def hardly_known(original, retrained, model):
     original["likelihood"]["member_loss"] = losses
 
 
+def cut_texts(*models, questions=True):
+    """Texts of 200 tokens, of which a model may say fewer: then it seems to have forgotten them."""
+    for one in models:
+        one["extraction"]["tokens"] = [20] * 80 + [200] * 60
+        one["max_gen_toks"] = 30
+        if not questions:
+            own = one["extraction"]
+            own["exact"] = own["contained"] = [None] * 140
+            one["n"] |= dict(zip(CELLS[:6], (50, 0, 50, 0, 40, 0), strict=True))
+            one["answers"], one["max_gen_toks"] = {}, 1
+
+
 def mute(original, retrained, model):
     for part in ("extraction", "answers"):
         original[part] = entry()[part]
@@ -248,6 +261,8 @@ CONTROLS = {
     "an original that gives no answer": mute,
     "the first rows only": lambda o, r, m: m.update(limit=50),
     "answers cut off": lambda o, r, m: m.update(max_gen_toks=20),
+    "texts cut off": cut_texts,
+    "texts cut off, and no questions": partial(cut_texts, questions=False),
     "answers of unknown length": lambda o, r, m: m.pop("max_gen_toks"),
     "other clusters": lambda o, r, m: r["likelihood"].update(member_cluster=["a"] * 200),
     "sets that differ": fault("membership", "", "", "blind", zlib={"auc": 0.8, "separates": True})[

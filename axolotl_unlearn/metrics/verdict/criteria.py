@@ -456,6 +456,11 @@ def said(facts: Facts) -> Iterator[Read]:
         {row.id: row for row in one.texts if row.exact is not None} if one is not None else {}
         for one in (model, retrained)
     )
+    rows = [row for row in model.texts if not row.member]
+    least = max((row.tokens or 0 for row in mine.values()), default=0) + BEFORE
+    least = max(least, min(NEW_TOKENS, BEFORE + max((row.tokens or 0 for row in rows), default=0)))
+    if model.max_gen_toks is None or model.max_gen_toks < least:
+        yield read("missing", "cut", n=least)
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
         return  # the forget set asks no questions
@@ -466,9 +471,6 @@ def said(facts: Facts) -> Iterator[Read]:
     if stated.n != len(mine) or (retrained is not None and mine.keys() != theirs.keys()):
         yield read("missing", "questions")
         return
-    longest = max(row.tokens or 0 for row in mine.values())
-    if model.max_gen_toks is None or model.max_gen_toks < longest + BEFORE:
-        yield read("missing", "cut", n=longest + BEFORE)
     spoken = [row for row in facts.original.texts if row.said] if facts.original else None
     if spoken is not None and not any(retrained is None or not theirs[row.id].said
                                       for row in spoken if row.id in mine):  # fmt: skip
