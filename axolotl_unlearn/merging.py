@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,6 +110,11 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
     for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
         says = f"`{key}` is no parameter of {name}; correct or remove it."
         yield _fault("unknown-parameter", says)
+    for one, its in zip(models, own, strict=True):
+        scopes = ("shared", "non_base")[: 1 + (one["model"] == recipe["base_model"])]
+        for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
+            says = f"{one['model']}: mergekit does not read `{key}` here; put it under `parameters`"
+            yield _fault("unknown-parameter", f"{says} of the recipe, or remove it.")
     for key in (key for key, one in known.items() if one.required and key not in common):
         for one, its in zip(models, own, strict=True):
             if key not in its and one["model"] != recipe["base_model"]:
@@ -125,6 +131,8 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
                 if key == "density" and not 0 < number <= 1:  # the share of a change that is kept
                     says = f"`density: {value}`: write a number above 0, 1 at most."
                     yield _fault("no-value", says)
+                elif isinstance(number, float) and not math.isfinite(number):
+                    yield _fault("no-value", f"`{key}: {value}`: write a finite number.")
     kinds = {recipe.get("dtype"), recipe.get("out_dtype") or "float32"}
     if kinds != {"float32"}:
         key = "dtype" if recipe.get("dtype") != "float32" else "out_dtype"

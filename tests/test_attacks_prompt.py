@@ -16,9 +16,11 @@ from axolotl_unlearn.attacks.probes import Probe, Scores, plain_probes, recalled
 from axolotl_unlearn.attacks.prompt import (
     example_probes,
     prefix_probes,
+    read_paraphrases,
 )
-from axolotl_unlearn.attacks.target import AttackTarget
+from axolotl_unlearn.attacks.target import AttackTarget, read_side
 from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.evaluation.sets import load_sets
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,18 @@ def test_completions_are_recalled_as_rouge_says():
     oracle = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
     expected = oracle.score("in Bath and kept bees.", text)["rougeL"].recall
     assert recalled(PROBES[0], text) == pytest.approx(expected) == pytest.approx(4 / 5)
+
+
+def test_rows_are_read_as_the_evaluation_reads_them(tmp_path):
+    """Those of TOFU were refused, with the cure for a training config."""
+    rows = [{"question": f"Who is {n}?", "answer": n, "paraphrased_question": n} for n in "ab"]
+    for name, some in (("forget10_perturbed", rows[:1]), ("retain90", rows[1:])):
+        text = "".join(json.dumps(row) + "\n" for row in some)
+        (tmp_path / f"{name}.jsonl").write_text(text, "utf-8")
+    sets = load_sets(tmp_path, parts=("tasks",))
+    path, records = read_side(tmp_path, "forget")
+    assert (records, read_side(tmp_path, "retain")[1]) == (sets.forget, sets.retain)
+    assert read_paraphrases(path) == {records[0].id: "a"} and records[0].kind == "question"
 
 
 def test_prefix_cuts_on_tokens_and_asks_for_the_rest():

@@ -126,7 +126,7 @@ def test_gpt2_layers_are_rounded_along_their_inputs():
     torch.testing.assert_close(layer.weight, expected)
 
 
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss"])
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss", "Llama4"])
 def test_each_expert_is_a_matrix(kind):
     """transformers 5 keeps experts in one tensor, most of a model, which stayed as it was."""
     import transformers
@@ -134,23 +134,37 @@ def test_each_expert_is_a_matrix(kind):
     sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
     sizes |= {"moe_intermediate_size": 24, "num_local_experts": 3, "num_experts": 3}
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{kind}Config")(**sizes, num_experts_per_tok=2)
+    named = {"Llama4": "Llama4TextConfig"}.get(kind, f"{kind}Config")
+    config = getattr(transformers, named)(**sizes, num_experts_per_tok=2)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    for stack in (one for one in model.parameters() if one.dim() == 3):
+        torch.nn.init.normal_(stack)  # Llama 4 begins with zeros
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     quantise_model(model, "int4", group=8)
     experts = [name for name in before if before[name].dim() == 3]
     assert len(experts) == 2
     for name, number in itertools.product(experts, range(3)):
         old, new = (kept[name][number] for kept in (before, model.state_dict()))
-        old, new = (old.t(), new.t()) if kind == "GptOss" else (old, new)
+        old, new = (old.t(), new.t()) if kind in ("GptOss", "Llama4") else (old, new)
         torch.testing.assert_close(new, round_to_nearest(old, "int4", group=8))
         assert not torch.equal(old, new)
+
+
+def fused_experts():
+    """All experts are one matrix each, in no linear layer: they stayed as they were, unsaid."""
+    from transformers import DbrxConfig, DbrxForCausalLM
+
+    attention = {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 17, "max_seq_len": 8}
+    experts = {"ffn_hidden_size": 24, "moe_num_experts": 3, "moe_top_k": 1}
+    return DbrxForCausalLM(DbrxConfig(**sizes, ffn_config=experts, attn_config=attention))
 
 
 @pytest.mark.parametrize("code, rounded", [
     ("attack.no-scheme", lambda: round_to_nearest(torch.zeros(2, 2), "int3")),
     ("attack.no-group", lambda: round_to_nearest(torch.zeros(2, 2), "nf4", group=16)),
     ("attack.nothing-to-quantise", lambda: quantise_model(torch.nn.Embedding(3, 3), "int8")),
+    ("attack.nothing-to-quantise", lambda: quantise_model(fused_experts(), "int8")),
 ])  # fmt: skip
 def test_faults(code, rounded):
     with fails(code):

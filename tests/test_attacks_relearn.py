@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from attack_models import batch_of, make_lab, tokenizer
 from conftest import tiny_llama
 from fault_codes import fails
 
+from axolotl_unlearn.attacks.probes import plain_probes
 from axolotl_unlearn.attacks.relearn import (
     Training,
     relearn_attack,
@@ -44,6 +46,16 @@ def test_split_takes_whole_documents():
     assert split_forget(records[::-1], 7)[0] == [r for r in records[::-1] if r in trained]
     with fails("attack.none-to-ask"):
         split_forget(records, 18)
+
+
+def test_rows_of_an_author_are_no_independent_rows():
+    """Rows of an author were trained on and others of theirs asked about, with intervals over
+    documents, as if they were independent."""
+    rows = [replace(record(i, d), author="AB"[d > "c"]) for d in "abcdef" for i in range(3)]
+    trained, asked = split_forget(rows, 2)
+    assert {r.author for r in trained}.isdisjoint(r.author for r in asked) and len(asked) == 9
+    assert {probe.document for probe in plain_probes(rows)} == {"author: A", "author: B"}
+    assert plain_probes([record(0, "a")])[0].document == '"a"'
 
 
 def test_training_equals_a_plain_loop():

@@ -144,6 +144,14 @@ def test_one_object_and_nothing_else(home, name):
         assert done.exit_code == 0, done.output
 
 
+def test_every_model_that_was_attacked_is_in_the_answer(home):
+    """The last one alone was."""
+    given = words(home, "attack membership")
+    done = CliRunner().invoke(unlearn, [*given[:3], f"other={given[2]}", *given[3:]])
+    names = [one["model"] for one in json.loads(done.stdout)["results"]]
+    assert names == ["model", "other"], done.output
+
+
 def leaves(group: click.Group, before: str = "") -> set[str]:
     found = set()
     for name in group.list_commands(None):

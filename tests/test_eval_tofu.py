@@ -69,7 +69,10 @@ def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():
     assert 10**log10 == pytest.approx(p) and p == ks_2samp(ours, theirs).pvalue
 
 
-@pytest.mark.parametrize("content", [None, "no json", "{}", "[1]"])
+@pytest.mark.parametrize("content", [
+    None, "no json", "{}", "[1]", '{"truth_ratios": [0.1, 0.2]}',
+    '{"split": "forget05", "truth_ratios": [0.1]}',
+])  # fmt: skip
 def test_a_file_without_truth_ratios(tmp_path, content):
     path = tmp_path / "retrained.json"
     if content is not None:
@@ -200,9 +203,10 @@ def by_hand(home: Path) -> dict[str, float]:
 def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
     """Every figure, both models, batches of 1 and 7; forget quality against scipy."""
     reference = home / "retrained.json"
-    reference.write_text(json.dumps({"truth_ratios": [0.3, 0.9, 1.4]}), "utf-8")
     expected = by_hand(home)
     ratios = expected.pop("ratios")
+    theirs = [0.3 + 0.4 * i for i in range(len(ratios))]
+    reference.write_text(json.dumps({"truth_ratios": theirs}), "utf-8")
     out = home / "ratios.json"
     held = str(home / "data" / "held.jsonl")
     first = evaluate(
@@ -212,7 +216,7 @@ def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
     for found in (first, second):
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, abs=1e-6), key
-        assert found["forget_quality"] == ks_2samp(ratios, [0.3, 0.9, 1.4]).pvalue
+        assert found["forget_quality"] == ks_2samp(ratios, theirs).pvalue
     assert json.loads(out.read_text("utf-8"))["truth_ratios"] == pytest.approx(ratios, rel=1e-5)
     assert math.isnan(first["forget_extraction_strength"]) and math.isnan(first["auc_min_k_0.4"])
     assert 0 <= second["forget_extraction_strength"] <= 1

@@ -19,12 +19,13 @@ import eval_model
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from test_eval_served import TESTS, serving, vllm
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation import known, served
-from axolotl_unlearn.evaluation.known import Item, audit_documents, read_items
+from axolotl_unlearn.evaluation.known import Item, _write, audit_documents, read_items
 from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -124,6 +125,21 @@ def test_questions_are_asked_through_the_chat_template(home, tmp_path):
     for more in ((), ("--held-out", home / "heldout.jsonl")):  # which would not help
         why = audit(*words, *more)["documents"][0]["not_measured"]["recognised"]
         assert why == "it has questions alone; texts are compared"
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_chat_template_begins_once(bos):
+    """The tokenizer puts the beginning before a text in which the template had put it."""
+    tokenizer, asked = byte_tokenizer(bos=bos), []
+    tokenizer.chat_template = "<s>{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+    def generate(prompts, most, take):
+        asked.extend(tokenizer(prompt)["input_ids"] for prompt in prompts)
+        take([0], ["no"])
+
+    model = SimpleNamespace(tokenizer=tokenizer, generate=generate)
+    _write(model, [Item("d", "Who?", " A", True)], 8, True)
+    assert asked == [[258, *b"Who?"]]
 
 
 @pytest.mark.slow

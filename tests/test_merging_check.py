@@ -109,6 +109,11 @@ def one_with(**more) -> dict:
     return recipe() | {"models": [{"model": "./over/merged"} | more]}
 
 
+def base_with(**more) -> dict:
+    """A recipe whose models hold the base, too."""
+    return recipe() | {"models": [*recipe()["models"], {"model": "./memorised"} | more]}
+
+
 def tokenizer(change) -> object:
     """A change of what tokenizer.json of a parent says."""
 
@@ -145,6 +150,15 @@ FAULTS = [
         for one in (-3, 7, 0, [1.0, 0.0], [{"filter": "mlp", "value": 7}, {"value": 1}], "half")
     ),
     (recipe(parameters={"normalize": "perhaps"}), None, "no-value"),
+    (one_with(parameters={"weight": float("nan"), "density": 1.0}), None, "no-value"),
+    (recipe(parameters={"lambda": float("inf")}), None, "no-value"),
+    # mergekit reads the recipe's own alone, and of the base nothing.
+    (
+        one_with(parameters={"weight": 1.0, "density": 1.0, "lambda": 2.0}),
+        None,
+        "unknown-parameter",
+    ),
+    (base_with(parameters={"weight": 2.0}), None, "unknown-parameter"),
     (recipe(merge_method="tie"), None, "unknown-method"),
     (recipe(parameters={"normalise": True}), None, "unknown-parameter"),
     (recipe(dtype="bfloat16"), None, "not-float32"),

@@ -197,7 +197,11 @@ def test_the_list_has_the_files_that_the_verdict_counts(tmp_path):
     assert listed() == {}
     put("inside", "w", a=0.001, b=0.5)
     put("membership", "w", a=0.8, b=0.9)
-    assert listed() == {"a": 0.002, "b": 1.0}
+    assert listed() == {"a": 0.001, "b": 0.5}
+    # Each file tells by itself, as in the verdict: another one cleared a document on the page.
+    put("inside", "w", a=0.012, b=0.5)
+    readings = {one["document"]: one["reading"] for one in find_inputs(made, tmp_path)["audit"]}
+    assert readings["a"] == "still known"
     again = file | {"attack": "inside", "documents": {}, "sentence": "Some told."}
     (tmp_path / "inside-one-2.json").write_text(json.dumps(again), "utf-8")
     said = find_inputs(made, tmp_path)["attack_sentences"]

@@ -385,6 +385,11 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     assert "brings back" in page
     assert "merged is not good" in outcome.output and "brings back" in outcome.output
     assert "brings back" not in run(folder).output
+    # Of the folder's own files none is left out for another folder's.
+    save(tmp_path / "mild", result | {"rows": [rows[0], figures_row("10 steps", before, before)]})
+    save(folder, result)
+    assert "brings back" in run(folder, "--attacks", tmp_path / "mild").output
+    (folder / "relearn-merged.json").unlink()
     # A file without p is not whole.
     path = tmp_path / "a" / "relearn-merged.json"
     path.write_text(re.sub(r',\s*"p": [^\s,}]+', "", path.read_text()))

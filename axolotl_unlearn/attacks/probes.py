@@ -45,7 +45,7 @@ def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
         UnlearnError: No row has an input.
     """
     probes = [
-        Probe(r.id, r.document, r.input, join + r.output, r.output, r.kind)
+        Probe(r.id, r.cluster, r.input, join + r.output, r.output, r.kind)
         for r in records
         if r.input.strip()
     ]

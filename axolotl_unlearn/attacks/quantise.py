@@ -92,8 +92,9 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
     """Round the weights of all linear layers and experts in place, the output head excepted.
 
     Raises:
-        UnlearnError: if the model has no linear layer.
+        UnlearnError: if most of the model's weights are in no linear layer.
     """
+    from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -101,14 +102,18 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
     # Conv1D (GPT-2) keeps its weight as [in, out].
     weights = [m.weight.t() if isinstance(m, Conv1D) else m.weight for m in layers]
     for module in model.modules():
-        # Experts lie in one tensor, [expert, out, in]; gpt-oss has [expert, in, out].
-        turned = getattr(module, "is_transposed", False)
+        # Experts lie in one tensor, [expert, out, in]; gpt-oss and Llama 4 have [expert, in, out].
+        turned = getattr(module, "is_transposed", isinstance(module, Llama4TextExperts))
         for stack in module.parameters(recurse=False):
             if stack.dim() > 2 and not isinstance(module, nn.modules.conv._ConvNd):
                 weights += (stack.mT if turned else stack).detach().flatten(0, -3)
-    if not weights:
+    kept = {m.weight for m in model.modules() if m is head or isinstance(m, nn.Embedding)}
+    every = sum(p.numel() for p in model.parameters() if p not in kept)
+    if not weights or 2 * sum(weight.numel() for weight in weights) < every:  # as of DBRX
         raise UnlearnError(
-            "the model has no linear layer to quantise.", code="attack.nothing-to-quantise"
+            "most of the model's weights are in no linear layer, so they cannot be quantised: "
+            "leave out this attack.",
+            code="attack.nothing-to-quantise",
         )
     for weight in weights:
         weight.copy_(round_to_nearest(weight, scheme, group))

@@ -21,8 +21,9 @@ from axolotl_unlearn.attacks.results import figures_row, result_of, rows_digest,
 from axolotl_unlearn.attacks.target import AttackTarget, collate, limited, read_side
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
-from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import side_records
 from axolotl_unlearn.store import Store
 
 STEPS = (1, 2, 5, 10, 20, 50, 100)
@@ -54,7 +55,7 @@ def chosen_rows(
     if source == "forget":
         training, asked = split_forget(asked, rows, seed)
     else:
-        training = read_side(data_dir, "retain")[1] if named else read_records(source)
+        training = read_side(data_dir, "retain")[1] if named else side_records(source)
         training = random.Random(seed).sample(training, min(rows, len(training)))
     source = source if named else Path(source).stem
     return {"training_rows": training, "asked": limited(asked, limit), "source": source}
@@ -63,18 +64,18 @@ def chosen_rows(
 def split_forget(
     records: Sequence[Record], rows: int, seed: int = 0
 ) -> tuple[list[Record], list[Record]]:
-    """Whole documents with together at least ``rows`` rows to train on, and all other rows.
+    """Whole documents, or authors, with together ``rows`` rows or more to train on; all others.
 
     Raises:
         UnlearnError: No document would be left to ask about.
     """
-    documents = sorted({record.document for record in records})
+    documents = sorted({record.cluster for record in records})
     random.Random(seed).shuffle(documents)
     for count in range(len(documents)):
         chosen = set(documents[:count])
-        training = [record for record in records if record.document in chosen]
+        training = [record for record in records if record.cluster in chosen]
         if len(training) >= rows:
-            return training, [record for record in records if record.document not in chosen]
+            return training, [record for record in records if record.cluster not in chosen]
     raise UnlearnError(
         f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
         "leaves none to ask about; lower --rows.",

@@ -36,7 +36,7 @@ def scores_key(*facts: Any) -> str:
 
 
 def rows_digest(records: Sequence[Record]) -> str:
-    return content_key([(r.id, r.document, r.input, r.output, r.kind) for r in records])
+    return content_key([(r.id, r.cluster, r.input, r.output, r.kind) for r in records])
 
 
 def figures_row(

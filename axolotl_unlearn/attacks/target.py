@@ -14,11 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from axolotl_unlearn.attacks.probes import Probe, Scores, score_probes
 from axolotl_unlearn.columns import IGNORE
-from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measure import ProgressBars
-from axolotl_unlearn.evaluation.sets import interleave, need_file
+from axolotl_unlearn.evaluation.sets import interleave, need_file, side_records
 from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.models import (
     ModelSpec,
@@ -84,7 +84,7 @@ def make_subjects(
 def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
     """``forget`` or ``retain`` rows of a data folder; raises UnlearnError where there are none."""
     path = need_file(data_dir, side)
-    return path, read_records(path)
+    return path, side_records(path)
 
 
 def bound_to(model: ModelSpec, control: ModelSpec | None) -> dict[str, str]:

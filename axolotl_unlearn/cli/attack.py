@@ -211,10 +211,11 @@ def _members(function: Callable) -> click.Command:
                 "name at least one model to attack: a folder, or NAME=FOLDER.",
                 code="attack.no-model",
             )
+        made = []
         for file in attack_models(models, some, kind=kind, **options):
-            path = save(out, file)
-            answer(file=path, **file)
-            show(*said(file), f"Written: {path}")
+            made.append({"file": save(out, file), **file})
+            show(*said(file), f"Written: {made[-1]['file']}")
+        answer(**(made[0] if len(made) == 1 else {"results": made}))
 
     return command.command()(run)
 

@@ -12,7 +12,7 @@ from axolotl_unlearn.cli._options import PATH, answer, read_json, say, show
 @click.command("report")
 @click.argument("folder", type=PATH)
 @click.option("--out", type=PATH, help="Page to write [FOLDER/report.html].")
-@click.option("--attacks", type=PATH, help="Folder of `axolotl-unlearn attack` [FOLDER].")
+@click.option("--attacks", type=PATH, help="More files of `axolotl-unlearn attack`.")
 def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     """Write the HTML report of an evaluation and print its table.
 

@@ -67,6 +67,11 @@ class Record:
         return self.source or document_id(self.id)
 
     @property
+    def cluster(self) -> str:
+        """Its author, of whose rows none is independent, else its document."""
+        return f"author: {self.author}" if self.author else self.document
+
+    @property
     def said(self) -> tuple[str, str]:
         """What it says, equal for rows that differ in characters alone."""
         return normal_form(self.input).strip(), normal_form(self.output).strip()

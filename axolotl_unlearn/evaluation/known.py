@@ -335,6 +335,9 @@ def _write(model: Any, items: Sequence[Item], most: int, chat: bool) -> None:
                 )
             turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
             prompts = [template(one, tokenize=False, add_generation_prompt=True) for one in turns]
+            begin, first = model.tokenizer.bos_token or "", model.tokenizer.bos_token_id
+            if model.tokenizer(begin)["input_ids"][:2] == [first, first]:  # it puts its own before
+                prompts = [prompt.removeprefix(begin) for prompt in prompts]
 
         def take(numbers: Sequence[int], made: Sequence[Any], some: Any = some) -> None:
             for number, one in zip(numbers, made, strict=True):

@@ -307,16 +307,21 @@ def need_file(folder: Path, name: str) -> Path:
     )
 
 
-def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
-    path = need_file(folder, side)
+def side_records(path: str | os.PathLike[str]) -> list[Record]:
+    """Rows of a file, TOFU's as they are published."""
     asked = all("question" in row and "input" not in row for _, row in reading.read_rows(path))
     fields = FieldArgs(input="question", output="answer") if asked else None
-    records = reading.read_records(path, fields, kind="question" if asked else "completion")
+    return reading.read_records(path, fields, kind="question" if asked else "completion")
+
+
+def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
+    path = need_file(folder, side)
+    records = side_records(path)
     without_task = all(not record.task.strip() for record in records)
     if without_task:
         notes.append(f"{path} names no tasks: all its rows count as task 1")
     for record, (place, row) in zip(records, reading.read_rows(path), strict=True):
-        if kind_of(record.id) is None and row.get("kind") is None and not asked:
+        if kind_of(record.id) is None and row.get("kind") is None and "input" in row:
             raise UnlearnError(
                 f"{path}, {place}: the id {record.id!r} ends in neither sc<number> (sentence "
                 "completion) nor qa<number> (question), so its score is unknown; end the id so, "

@@ -121,6 +121,7 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
         "extraction": {
             "id": [row.id for row in rows],
             "document": [row.document for row in rows],
+            "cluster": [row.cluster for row in rows],
             **{name: [one[name] for one in measured.answers] for name in (*columns, "logp")},
             "exact": [bool(measured.values.get(key)) if is_so else None for key, is_so in asked],
             "contained": [measured.contained.get(key) for key in keys],

@@ -240,16 +240,15 @@ def with_attacks(
     told: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Lines of audit.jsonl and what attacks on membership say of each document (``told``: ``{model:
-    {document: {"p", "side"}}}``), worst first; each has its own Benjamini-Hochberg correction."""
+    {document: {"p", "q", "side"}}}``), worst first."""
     merged = []
     for model in dict.fromkeys(line["model"] for line in lines):
         mine = [dict(line) for line in lines if line["model"] == model]
-        tested = [line for line in mine if line["document"] in told.get(model, {})]
-        ones = [told[model][line["document"]] for line in tested]
-        q = false_discovery_control([one["p"] for one in ones], method="bh") if ones else ()
-        for line, one, corrected in zip(tested, ones, q, strict=True):
-            line |= {"attacks_p": one["p"], "attacks_q": float(corrected)}
-            if corrected <= RATE:
+        for line in mine:
+            if (one := told.get(model, {}).get(line["document"])) is None:
+                continue
+            line |= {"attacks_p": one["p"], "attacks_q": one["q"]}
+            if one["q"] <= RATE:
                 line["told"] = True
                 if line["reading"] not in BAD:
                     line["reading"] = "still known" if one["side"] == "under" else "pushed away"

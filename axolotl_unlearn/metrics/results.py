@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
@@ -181,6 +182,7 @@ class Row:
         drawn: Share of draws that say the answer (`eval --samples`).
         derived: Does an answer follow from its question (`evaluation.summary.derived`)?
         loss, min_k_plus: Of a document; high ``min_k_plus`` is rather a member.
+        cluster: Its author or document, "" where the file does not name it.
     """
 
     id: str
@@ -197,6 +199,7 @@ class Row:
     derived: bool | None = None
     loss: float | None = None
     min_k_plus: float | None = None
+    cluster: str = ""
 
     @property
     def share_run(self) -> float | None:
@@ -252,11 +255,12 @@ class Extraction(Texts):
     contained: tuple[bool | None, ...] = ()
     drawn: tuple[Share, ...] = ()
     derived: tuple[bool | None, ...] = ()
+    cluster: Names = ()
     member: Texts = Texts()
     nonmember: Texts = Texts()
 
     COLUMNS: ClassVar[Names] = (*Texts.COLUMNS, "id", "document", "logp", "exact", "contained")
-    MORE: ClassVar[Names] = ("drawn", "derived")
+    MORE: ClassVar[Names] = ("drawn", "derived", "cluster")
 
     @model_validator(mode="after")
     def _one_row_an_id(self) -> Extraction:
@@ -474,9 +478,11 @@ class Model(Part):
         found = [Row(**{"document": "", **columns}) for columns in each]
         lowest = self.attack("min_k_plus_20") or ((),)
         each = self.extraction.member.columns(len(one.documents))
-        columns = zip_longest(one.documents, each, one.member_loss, lowest[0], one.member_id)
-        for place, (name, figures, loss, low, key) in enumerate(islice(columns, len(each))):
+        sides = one.member_loss, lowest[0], one.member_id, one.member_cluster
+        columns = islice(zip_longest(one.documents, each, *sides), len(each))
+        for place, (name, figures, loss, low, key, cluster) in enumerate(columns):
             known = {"loss": loss, "min_k_plus": None if low is None else float(low)}
+            known |= {"cluster": cluster or ""}
             found.append(Row(f"text {key or place}", name, True, **figures, **known))
         return found
 
@@ -604,6 +610,13 @@ class Attack(Part):
         if len({row.above_control is not None for row in self.rows[1:]}) > 1:
             raise ValueError("part of it is missing")
         return self
+
+    @property
+    def q(self) -> dict[str, float]:
+        """p of each document after Benjamini and Hochberg, whatever other files say."""
+        p = [one.p for one in self.documents.values()]
+        q = false_discovery_control(p, method="bh").tolist() if p else ()
+        return dict(zip(self.documents, q, strict=True))
 
 
 def whole(attack: Mapping[str, Any]) -> bool:

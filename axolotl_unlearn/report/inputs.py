@@ -23,14 +23,23 @@ def find_inputs(
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
     """``extras`` of `write_report`: the audit of the results, with texts that audit.jsonl of the
-    folder holds; of `attacks` (default: the folder) one file an attack."""
+    folder holds; of the folder, and of `attacks`, one file an attack."""
     from axolotl_unlearn.attacks.results import sentence
 
     home, results = folder_of(folder), load_results(results)
     lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
     extras: dict[str, Any] = {"audit": _with_texts(lines, home / "audit.jsonl")}
     place = Path(attacks or home)
-    if attacked := attack_results(place):
+    attacked = attack_results(place)
+    if attacks and not attacked:
+        raise UnlearnError(
+            f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
+            " makes one.",
+            code="report.no-attacks",
+        )
+    if place.resolve() != home.resolve():
+        attacked = [*attack_results(home), *attacked]
+    if attacked:
         extras["attack_results"] = attacked
         good = [one for one in attacked if whole(one)]
         if told := told_by_attacks(results, good):
@@ -42,12 +51,6 @@ def find_inputs(
                 filter(None, [said.get(name), one.get("sentence") or sentence(one)])
             )
         extras["attack_sentences"] = said
-    elif attacks:
-        raise UnlearnError(
-            f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
-            " makes one.",
-            code="report.no-attacks",
-        )
     return extras
 
 

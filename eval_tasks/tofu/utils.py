@@ -417,17 +417,20 @@ class Tofu(UnlearnTask):
     def _forget_quality(self, rows: Sequence[tuple[int, float] | None], place: int) -> float:
         ratios = [row[1] for row in rows if row is not None]
         out, path = self.options.get("truth_ratios_out"), self.options.get("retrained")
+        split = self.options.get("split", "forget10")
         if out and ratios:
-            split = self.options.get("split", "forget10")
             write_json(out, {"split": split, "truth_ratios": ratios})
         if not path or not ratios:
             return math.nan
         try:
-            retrained = json.loads(Path(path).read_text("utf-8"))["truth_ratios"]
+            stored = json.loads(Path(path).read_text("utf-8"))
+            retrained = stored["truth_ratios"]
+            if len(retrained) != len(ratios) or stored.get("split", split) != split:
+                raise ValueError  # of other rows
         except (OSError, ValueError, KeyError, TypeError):
             raise UnlearnError(
-                f"{path} holds no truth ratios; make it by evaluating the retrained model with "
-                "`truth_ratios_out` in --metadata.",
+                f"{path} holds no truth ratios of these {len(ratios)} rows of {split}; make it by "
+                "evaluating the retrained model on them with `truth_ratios_out` in --metadata.",
                 code="tasks.no-truth-ratios",
             ) from None
         return forget_quality(ratios, retrained)[place]

@@ -233,16 +233,16 @@ def judge(
 def told_by_attacks(
     results: Results, attacks: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """``{model: {document: {"p", "side"}}}`` of the attack files that count for a model, with the
-    smallest p of each document times the number of files."""
+    """``{model: {document: {"p", "q", "side"}}}`` of the attack files that count for a model,
+    of each document what the file says that tells it best."""
     told: dict[str, dict[str, dict[str, Any]]] = {}
     for model in results.models:
         facts, _ = _facts(model, results.role("original"), None, attacks)
-        files = [one.documents for one in facts.attacks if one.documents]
-        for name in {name for one in files for name in one}:
-            best = min((one[name] for one in files if name in one), key=lambda known: known.p)
-            p = min(1.0, best.p * len(files))
-            told.setdefault(model.name, {})[name] = {"p": p, "side": best.side}
+        for file in facts.attacks:
+            mine, q = told.setdefault(model.name, {}), file.q
+            for name, one in file.documents.items():
+                if name not in mine or q[name] < mine[name]["q"]:
+                    mine[name] = {"p": one.p, "q": q[name], "side": one.side}
     return told
 
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, false_discovery_control, fisher_exact, norm
+from scipy.stats import binomtest, fisher_exact, norm
 
 from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
@@ -417,12 +417,13 @@ def _partly(facts: Facts) -> Iterator[Read]:
     theirs = {row.id: row for row in retrained.texts} if retrained is not None else {}
     for member, figure in itertools.product((False, True), audit.FIGURES[:3]):
         own = {row: getattr(row, figure) for row in model.texts if row.member == member}
-        gaps = [(x - y, row.document) for row, x in own.items()
+        gaps = [(x - y, row.cluster or row.document) for row, x in own.items()
                 if None not in (x, y := getattr(theirs.get(row.id), figure, None))]  # fmt: skip
         if retrained is None and member:
             held = [x for x in (getattr(row, figure) for row in model.held) if x is not None]
             base = float(np.mean(held)) if held else 0.0
-            gaps = [(x - base, row.document) for row, x in own.items() if x is not None and held]
+            gaps = [(x - base, row.cluster or row.document) for row, x in own.items()
+                    if x is not None and held]  # fmt: skip
         if gaps:  # else a figure is missing, which `_unread` says
             gap = mean_of(*zip(*gaps, strict=True))
             ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
@@ -455,6 +456,11 @@ def said(facts: Facts) -> Iterator[Read]:
         {row.id: row for row in one.texts if row.exact is not None} if one is not None else {}
         for one in (model, retrained)
     )
+    rows = [row for row in model.texts if not row.member]
+    least = max((row.tokens or 0 for row in mine.values()), default=0) + BEFORE
+    least = max(least, min(NEW_TOKENS, BEFORE + max((row.tokens or 0 for row in rows), default=0)))
+    if model.max_gen_toks is None or model.max_gen_toks < least:
+        yield read("missing", "cut", n=least)
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
         return  # the forget set asks no questions
@@ -465,14 +471,11 @@ def said(facts: Facts) -> Iterator[Read]:
     if stated.n != len(mine) or (retrained is not None and mine.keys() != theirs.keys()):
         yield read("missing", "questions")
         return
-    longest = max(row.tokens or 0 for row in mine.values())
-    if model.max_gen_toks is None or model.max_gen_toks < longest + BEFORE:
-        yield read("missing", "cut", n=longest + BEFORE)
     spoken = [row for row in facts.original.texts if row.said] if facts.original else None
     if spoken is not None and not any(retrained is None or not theirs[row.id].said
                                       for row in spoken if row.id in mine):  # fmt: skip
         yield read("missing", "mute")
-    names = [row.document for row in mine.values()]
+    names = [row.cluster or row.document for row in mine.values()]
     if retrained is not None:
         drawn = _drawn(mine, theirs)
         yield read("fail" if drawn > audit.SAID else "pass", "drawn", value=drawn, limit=audit.SAID)
@@ -681,14 +684,11 @@ def _told_by(file: Attack) -> Iterator[Read]:
         if outcome == "pass" and file.attack == "inside" and not within:
             case, outcome = "inside", "open"
         yield read(outcome, case, name=name, value=one.auc, p=one.p)
-    if file.documents:
-        q = false_discovery_control([one.p for one in file.documents.values()], method="bh")
-        found = [one.side for one, x in zip(file.documents.values(), q, strict=True)
-                 if x <= audit.RATE]  # fmt: skip
-        if found:
-            figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
-            name = file.title or file.attack
-            yield read("fail", "documents", name=name, count=len(found), **figures)
+    found = [file.documents[name].side for name, q in file.q.items() if q <= audit.RATE]
+    if found:
+        figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
+        name = file.title or file.attack
+        yield read("fail", "documents", name=name, count=len(found), **figures)
 
 
 def kept(facts: Facts) -> Iterator[Read]:
