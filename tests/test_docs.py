@@ -112,6 +112,13 @@ def test_figures_in_sentences_are_those_of_their_files():
         assert says in page, says
 
 
+def test_how_far_the_estimate_of_memory_is_from_the_peak():
+    rows = json.loads(text(ROOT / "research/results/memory.json"))["tables"]["methods"]["rows"]
+    parts = sorted(row[3] for row in rows)
+    page = " ".join(text(ROOT / "docs/performance.md").split())
+    assert f"{parts[0]} to {parts[-1]} of what {len(rows)} methods and settings allocated" in page
+
+
 def test_what_made_a_figure_can_be_run():
     """A command of a module that is history names its commit."""
     for path in [*ROOT.glob("research/results/*.json"), *ROOT.glob("research/benchmarks/*.json")]:
