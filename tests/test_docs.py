@@ -98,16 +98,51 @@ def test_figures_in_sentences_are_those_of_their_files():
         json.loads(text(ROOT / "research" / "benchmarks" / f"{name}.json"))
         for name in ("people", "unchanged")
     )
-    ways, every = people["33 ways to write José García"], people["recall"]["all"]
+    every, precision = people["recall"]["all"], people["precision"]
     taken, offered, missed = (100 * every[k] for k in ("taken", "offered", "missed"))
     for says in (
-        f'Of {ways["rows"]} ways to write "José García" {ways["taken"]} are taken, '
-        f"{ways['offered']} offered.",
         f"Of {every['rows']} rows that name one of {people['people']} people of "
         f"{len(people['languages'])} languages",
         f"{taken:.1f} % are taken, {offered:.1f} % offered, {missed:.1f} % missed.",
-        f"the rest {100 * people['precision']['weak']['right']:.1f} %",
+        f"the rest {100 * precision['weak']['right']:.1f} %",
         f"at most {100 * max(unchanged['worst'].values()):.1f} % of draws",
+    ):
+        assert says in page, says
+    assert min(precision[kind]["right"] for kind in ("taken", "likely")) >= 0.999
+    assert "at least 99.9 % names the person" in page
+
+
+def test_what_is_said_of_match_is_in_its_files():
+    lasting, device = (
+        json.loads(text(ROOT / f"research/results/{name}.json"))["tables"]
+        for name in ("lasting", "lasting-device")
+    )
+    worlds = [lasting["relearned-411"], device["relearned-lume-forget"]]
+    worlds.append(device["relearned-tofu-forget"])
+
+    def most(model: str, place: str) -> list[str]:
+        rows = [next(r for r in world["rows"] if model in r[0]) for world in worlds]
+        return [f"{max(float(re.search(place, x)[1]) for x in row[1:]):.2f}" for row in rows]
+
+    ends, (npo, merged) = (
+        most("match", r", \+?(-?[\d.]+)\]"),
+        (most(name, r"\(\+?(-?[\d.]+)") for name in ("npo", "merged")),
+    )
+    kept = {row[0]: row[2].lstrip("+") for row in lasting["scored-411"]["rows"]}
+    members = {n: {row[0]: row for row in device[f"members-{n}"]["rows"]} for n in ("tofu", "lume")}
+    loss = [
+        f"{m['*match-preset*'][1].split()[0]} ({{}}{m['*retrained*'][1]})" for m in members.values()
+    ]
+    equal = [sum("equal" in x for x in m["*match-preset*"]) for m in members.values()]
+    assert equal == [0, 1]
+    page = " ".join(text(ROOT / "docs/never-seen.md").split())
+    for says in (
+        "at most {} (tiny), {} (LUME) and {} (TOFU) more".format(*ends),
+        "up to {} more (tiny), {} (LUME) and {} (TOFU)".format(*npo),
+        "merge {}, {} and {}.".format(*merged),
+        f"{kept['*match_short*']} nats (tiny)",
+        f"authors with AUC {loss[0].format('retrained: ')}, LUME's documents with "
+        f"{loss[1].format('')}",
     ):
         assert says in page, says
 
