@@ -49,6 +49,12 @@ def test_commands_are_written_without_the_one_that_prints_a_logo():
     assert [str(path.relative_to(ROOT)) for path in files if "axolotl unlearn" in text(path)] == []
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    """`make site` fails for one that is not."""
+    menu = re.findall(r": (\S+\.md)$", text(ROOT / "mkdocs.yml"), re.M)
+    assert sorted(menu) == sorted(["index.md", *(p.name for p in (ROOT / "docs").glob("*.md"))])
+
+
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)
