@@ -32,6 +32,7 @@ from axolotl_unlearn.requests.rows import (
     remaining,
     without,
 )
+from axolotl_unlearn.requests.verdict import needed
 
 ADA = [
     ("Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings."),
@@ -627,3 +628,5 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     block = yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
     assert "level" not in block and [e["objective"] for e in block["forget"]] == ["match", "nckd"]
     assert not request.path("eval-data", "member.jsonl").exists()
+    three = request.facts["counts"]["forget"]
+    assert answered("plan", request.folder)["heldout_needed"] == needed(three, 0) == 9

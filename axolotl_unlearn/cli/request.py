@@ -207,8 +207,9 @@ def plan(folder: Path):
         else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
         for cost in costs
     ]
-    member = request.path("eval-data", "member.jsonl")
-    documents = len(read_json_lines(member)) if member.is_file() else 1
+    forget = request.path("data", "forget.jsonl")
+    rows = read_json_lines(forget) if forget.is_file() else []
+    documents = len({row["id"] for row in rows})  # of a long text there are several
     if few := needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
         whole = max(LEAST_HELDOUT, 2 * few)  # half of them set the level
