@@ -160,6 +160,33 @@ def test_how_far_the_estimate_of_memory_is_from_the_peak():
     assert f"{parts[0]} to {parts[-1]} of what {len(rows)} methods and settings allocated" in page
 
 
+def test_what_is_said_of_speed_is_in_its_files():
+    gpu, four_bit, evaluated, recipe = (
+        json.loads(text(ROOT / f"research/benchmarks/{name}.json"))
+        for name in (
+            *("results-gpu", "results-gpu-5008086", "results-gpu-3cbba2d"),
+            "recipe-gpu",
+        )
+    )
+    seconds = evaluated["evaluation"]
+    page = " ".join(text(ROOT / "docs/performance.md").split())
+    for says in (
+        f"100 held-out rows takes {gpu['match']['look_seconds']:.1f} s",
+        f"A 4-bit base needs {four_bit['ours_qlora']['peak_gb']:.1f} GB",
+        f"takes {seconds['loss_seconds']:.1f} s for the facts of every token and "
+        f"{seconds['generation_seconds']:.1f} s",
+        f"takes {recipe['seconds_of_training'] / 60:.1f} minutes with {recipe['peak_gib']:.0f} GiB",
+    ):
+        assert says in page, says
+    assert recipe["tests"]["passed"] and recipe["tests"]["failed"]
+    many = [json.loads(line) for line in text(ROOT / "research/benchmarks/load.jsonl").splitlines()]
+    (most,) = (one for one in many if one.get("rows") == 1_000_000)
+    assert (
+        f"{most['check_seconds']:.0f} s of processor in `check`, {most['encode_seconds']:.0f} s to "
+        f"encode and {most['encode_mb']} MB"
+    ) in " ".join(text(ROOT / "docs/reliability.md").split())
+
+
 def test_what_made_a_figure_can_be_run():
     """A command of a module that is history names its commit."""
     for path in [*ROOT.glob("research/results/*.json"), *ROOT.glob("research/benchmarks/*.json")]:
