@@ -118,6 +118,14 @@ def test_figures_in_sentences_are_those_of_their_files():
     assert "at least 99.9 % names the person" in page
 
 
+@pytest.mark.parametrize("name", ["tutorial", "verdict"])
+def test_readings_that_a_page_shows_are_given_today(name):
+    from axolotl_unlearn.metrics.verdict import PARTS, STATUSES
+
+    shown = re.findall(r"^ \w+(?: +(?:n/a|\d\.\d+)){5} (.+)$", text(ROOT / f"docs/{name}.md"), re.M)
+    assert len(shown) >= 3 and {*shown} <= {*STATUSES, *PARTS.values()}
+
+
 def test_what_is_said_of_match_is_in_its_files():
     lasting, device = (
         json.loads(text(ROOT / f"research/results/{name}.json"))["tables"]
