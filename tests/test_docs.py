@@ -50,7 +50,7 @@ def test_commands_are_written_without_the_one_that_prints_a_logo():
 
 
 def test_every_page_is_in_the_menu_of_the_site():
-    """`make site` fails for one that is not."""
+    """mkdocs builds one that is not, and no reader of the menu finds it."""
     menu = re.findall(r": (\S+\.md)$", text(ROOT / "mkdocs.yml"), re.M)
     assert sorted(menu) == sorted(["index.md", *(p.name for p in (ROOT / "docs").glob("*.md"))])
 
