@@ -53,8 +53,10 @@ def tables(file: str) -> dict[str, Table]:
 
 
 def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
-    """What a step costs beside other ways (`make bench`)."""
+    """What a step costs beside other ways (`make bench`, `make bench-gpu`)."""
     made = json.loads((RESULTS / content["of"]).read_text("utf-8"))
+    if "gpu" in made:
+        return {"steps": of_gpu(made)}
 
     def ratio(other: str, plan: str = "step", ours: str = "ours") -> dict[str, float]:
         return made[plan]["ratios"][f"{ours} / {other}"]
@@ -89,6 +91,36 @@ def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
     ]
     first = "our step (NPO + NLL + KL, adapter off; second epoch on) against"
     return {"speed-and-memory": {"columns": [first, "time", "memory", "target"], "rows": rows}}
+
+
+def of_gpu(made: dict[str, Any]) -> Table:
+    """A row a step; its cost by the seconds of the GPU, where those are missing by the clock's."""
+    names = {
+        "finetune_packed": "packed fine-tuning",
+        "first_epoch": "ours, first epoch",
+        "later_epochs": "ours, later epochs",
+        "cached": "ours, `reference: cached`",
+        "match": "`match`",
+    }
+    parts = {
+        "checkpointing": "",
+        "no_checkpointing": ", no checkpointing",
+        "match": "",
+        "documents_8_x_2048": ", eight documents of 2048 tokens",
+    }
+    rows = []
+    for part, more in parts.items():
+        for way in (way for way in names if way in made[part]):
+            one = made[part][way]
+            ratio = one.get("gpu_seconds_ratio", one.get("seconds_ratio"))
+            if ratio or "kernels" in one:  # of other fine-tunings the ratio alone is told
+                clock = f"{one['seconds']:.2f} ({one['least_seconds']:.2f})"
+                gpu = f"{one['gpu_seconds']:.3f}" if "gpu_seconds" in one else ""
+                counts = (one.get(key, "") for key in ("kernels", "waits"))
+                memory = f"{one['peak_gb']:.1f}"
+                rows.append([names[way] + more, clock, gpu, f"{ratio or 1:.2f}", *counts, memory])
+    columns = ["step", "s, median (least)", "s of the GPU", "of fine-tuning"]
+    return {"columns": [*columns, "kernels", "waits", "GB"], "rows": rows}
 
 
 def chosen(table: Table, names: str | None) -> Table:

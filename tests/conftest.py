@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
+import textwrap
+from pathlib import Path
 
 import offline  # noqa: F401  before the libraries that read it
 
@@ -31,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests run last, so that a fault in the quick ones shows early."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
     gc.freeze()  # Axolotl collects five times a run
+
+
+def code_of(page: str) -> str:
+    """The first program of a page of docs/."""
+    text = (Path(__file__).parents[1] / "docs" / page).read_text("utf-8")
+    return textwrap.dedent(re.search(r"^ *```python\n(.*?)^ *```$", text, re.S | re.M)[1])
 
 
 def tiny_llama(seed: int = 0, vocabulary: int = 23, tie: bool = False, **config):

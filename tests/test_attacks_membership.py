@@ -20,6 +20,7 @@ from attack_models import (
     texts,
     tokenizer,
 )
+from conftest import code_of
 from fault_codes import fails
 from numpy.testing import assert_allclose
 
@@ -36,18 +37,12 @@ from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks, by_rank
 from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
-#: A module that adds an attack, as a user would write it.
-MINE = """
-import numpy as np
-from axolotl_unlearn.attacks.registry import attack
-
-@attack("my_worst_token", "label log-probs", "1 forward", "ours: the least likely token of a text")
-def worst_token(target, texts):
-    return np.array([facts.logp.min() for facts in target.facts(texts)])
-"""
+#: A module that adds an attack, as docs/add-attack.md writes it.
+MINE = code_of("add-attack.md").replace("worst_token", "my_worst_token")
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +214,12 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
     file = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
     assert set(file["tests"]) == {"my_worst_token", "loss"} and read(Attack, file)
     assert file["tests"]["my_worst_token"]["auc"] > 0.7
+
+
+def test_the_cure_of_a_module_that_is_not_found_is_the_path():
+    """A console script does not look into the working folder."""
+    with pytest.raises(UnlearnError, match="PYTHONPATH"):
+        attacks(["no_such_attack"])
 
 
 @pytest.mark.parametrize("code, words, spoil", [

@@ -49,6 +49,12 @@ def test_commands_are_written_without_the_one_that_prints_a_logo():
     assert [str(path.relative_to(ROOT)) for path in files if "axolotl unlearn" in text(path)] == []
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    """mkdocs builds one that is not, and no reader of the menu finds it."""
+    menu = re.findall(r": (\S+\.md)$", text(ROOT / "mkdocs.yml"), re.M)
+    assert sorted(menu) == sorted(["index.md", *(p.name for p in (ROOT / "docs").glob("*.md"))])
+
+
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)
@@ -98,18 +104,95 @@ def test_figures_in_sentences_are_those_of_their_files():
         json.loads(text(ROOT / "research" / "benchmarks" / f"{name}.json"))
         for name in ("people", "unchanged")
     )
-    ways, every = people["33 ways to write José García"], people["recall"]["all"]
+    every, precision = people["recall"]["all"], people["precision"]
     taken, offered, missed = (100 * every[k] for k in ("taken", "offered", "missed"))
     for says in (
-        f'Of {ways["rows"]} ways to write "José García" {ways["taken"]} are taken, '
-        f"{ways['offered']} offered.",
         f"Of {every['rows']} rows that name one of {people['people']} people of "
         f"{len(people['languages'])} languages",
         f"{taken:.1f} % are taken, {offered:.1f} % offered, {missed:.1f} % missed.",
-        f"the rest {100 * people['precision']['weak']['right']:.1f} %",
+        f"the rest {100 * precision['weak']['right']:.1f} %",
         f"at most {100 * max(unchanged['worst'].values()):.1f} % of draws",
     ):
         assert says in page, says
+    assert min(precision[kind]["right"] for kind in ("taken", "likely")) >= 0.999
+    assert "at least 99.9 % names the person" in page
+
+
+@pytest.mark.parametrize("name", ["tutorial", "verdict"])
+def test_readings_that_a_page_shows_are_given_today(name):
+    from axolotl_unlearn.metrics.verdict import PARTS, STATUSES
+
+    shown = re.findall(r"^ \w+(?: +(?:n/a|\d\.\d+)){5} (.+)$", text(ROOT / f"docs/{name}.md"), re.M)
+    assert len(shown) >= 3 and {*shown} <= {*STATUSES, *PARTS.values()}
+
+
+def test_what_is_said_of_match_is_in_its_files():
+    lasting, device = (
+        json.loads(text(ROOT / f"research/results/{name}.json"))["tables"]
+        for name in ("lasting", "lasting-device")
+    )
+    worlds = [lasting["relearned-411"], device["relearned-lume-forget"]]
+    worlds.append(device["relearned-tofu-forget"])
+
+    def most(model: str, place: str) -> list[str]:
+        rows = [next(r for r in world["rows"] if model in r[0]) for world in worlds]
+        return [f"{max(float(re.search(place, x)[1]) for x in row[1:]):.2f}" for row in rows]
+
+    ends, (npo, merged) = (
+        most("match", r", \+?(-?[\d.]+)\]"),
+        (most(name, r"\(\+?(-?[\d.]+)") for name in ("npo", "merged")),
+    )
+    kept = {row[0]: row[2].lstrip("+") for row in lasting["scored-411"]["rows"]}
+    members = {n: {row[0]: row for row in device[f"members-{n}"]["rows"]} for n in ("tofu", "lume")}
+    loss = [
+        f"{m['*match-preset*'][1].split()[0]} ({{}}{m['*retrained*'][1]})" for m in members.values()
+    ]
+    equal = [sum("equal" in x for x in m["*match-preset*"]) for m in members.values()]
+    assert equal == [0, 1]
+    page = " ".join(text(ROOT / "docs/never-seen.md").split())
+    for says in (
+        "at most {} (tiny), {} (LUME) and {} (TOFU) more".format(*ends),
+        "up to {} more (tiny), {} (LUME) and {} (TOFU)".format(*npo),
+        "merge {}, {} and {}.".format(*merged),
+        f"{kept['*match_short*']} nats (tiny)",
+        f"authors with AUC {loss[0].format('retrained: ')}, LUME's documents with "
+        f"{loss[1].format('')}",
+    ):
+        assert says in page, says
+
+
+def test_how_far_the_estimate_of_memory_is_from_the_peak():
+    rows = json.loads(text(ROOT / "research/results/memory.json"))["tables"]["methods"]["rows"]
+    parts = sorted(row[3] for row in rows)
+    page = " ".join(text(ROOT / "docs/performance.md").split())
+    assert f"{parts[0]} to {parts[-1]} of what {len(rows)} methods and settings allocated" in page
+
+
+def test_what_is_said_of_speed_is_in_its_files():
+    gpu, four_bit, evaluated, recipe = (
+        json.loads(text(ROOT / f"research/benchmarks/{name}.json"))
+        for name in (
+            *("results-gpu", "results-gpu-5008086", "results-gpu-3cbba2d"),
+            "recipe-gpu",
+        )
+    )
+    seconds = evaluated["evaluation"]
+    page = " ".join(text(ROOT / "docs/performance.md").split())
+    for says in (
+        f"100 held-out rows takes {gpu['match']['look_seconds']:.1f} s",
+        f"A 4-bit base needs {four_bit['ours_qlora']['peak_gb']:.1f} GB",
+        f"takes {seconds['loss_seconds']:.1f} s for the facts of every token and "
+        f"{seconds['generation_seconds']:.1f} s",
+        f"takes {recipe['seconds_of_training'] / 60:.1f} minutes with {recipe['peak_gib']:.0f} GiB",
+    ):
+        assert says in page, says
+    assert recipe["tests"]["passed"] and recipe["tests"]["failed"]
+    many = [json.loads(line) for line in text(ROOT / "research/benchmarks/load.jsonl").splitlines()]
+    (most,) = (one for one in many if one.get("rows") == 1_000_000)
+    assert (
+        f"{most['check_seconds']:.0f} s of processor in `check`, {most['encode_seconds']:.0f} s to "
+        f"encode and {most['encode_mb']} MB"
+    ) in " ".join(text(ROOT / "docs/reliability.md").split())
 
 
 def test_what_made_a_figure_can_be_run():

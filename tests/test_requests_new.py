@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from requests_folder import write_lines as write
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests import new, record
+from axolotl_unlearn.requests import new, record, ways
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.request import weights
@@ -32,6 +33,7 @@ from axolotl_unlearn.requests.rows import (
     remaining,
     without,
 )
+from axolotl_unlearn.requests.verdict import needed
 
 ADA = [
     ("Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings."),
@@ -621,9 +623,14 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
     assert asked["output"] and asked["kind"] == "completion"
 
 
-def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
+def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path, monkeypatch):
     request = requested(home, tmp_path, test_datasets=None)
     assert any("no held-out rows" in limit for limit in request.facts["limits"])
     block = yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
     assert "level" not in block and [e["objective"] for e in block["forget"]] == ["match", "nckd"]
     assert not request.path("eval-data", "member.jsonl").exists()
+    three = request.facts["counts"]["forget"]
+    assert answered("plan", request.folder)["heldout_needed"] == needed(three, 0) == 9
+    closed = [replace(one, closed="shards" * (one.way == "match")) for one in ways.plan(request)]
+    monkeypatch.setattr(ways, "plan", lambda _: closed)
+    assert answered("plan", request.folder)["heldout_needed"] == 0

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from conftest import code_of
 from fault_codes import fails
 from safetensors.torch import load_file
 from test_train_axolotl import config, history, stage, train  # noqa: F401
@@ -230,13 +231,9 @@ def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkey
 
 
 def test_an_objective_of_ones_own_needs_no_edit_of_the_package(stage, monkeypatch, tmp_path):
-    """A module that `unlearn.extensions` names registers it, through real Axolotl."""
-    (tmp_path / "own_objective_of_a_user.py").write_text(
-        "from axolotl_unlearn.objectives import Terms, objective\n\n"
-        "@objective('own_focal', unit='token', source='mine')\n"
-        "def focal(scores, *, gamma: float = 2.0):\n"
-        "    return Terms(scores.logp.exp().pow(gamma) * scores.logp * scores.mask)\n"
-    )
+    """The module of docs/add-objective.md registers it, through real Axolotl."""
+    code = code_of("add-objective.md").replace("focal", "own_focal")
+    (tmp_path / "own_objective_of_a_user.py").write_text(code)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     block = {
         "extensions": "own_objective_of_a_user",

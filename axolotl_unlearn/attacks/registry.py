@@ -171,8 +171,8 @@ def attacks(extensions: Sequence[str] = ()) -> dict[str, Attack]:
             import_module(name)
         except ImportError as error:
             raise UnlearnError(
-                f"--extension {name}: {error}; name a module of the working folder or an installed "
-                "one, with a point between package and module.",
+                f"--extension {name}: {error}; write a point between package and module, and put "
+                "the folder of the first on Python's path, as with PYTHONPATH=.",
                 code="attack.no-extension",
             ) from error
     order = get_args(Access)

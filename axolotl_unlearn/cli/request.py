@@ -207,14 +207,16 @@ def plan(folder: Path):
         else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
         for cost in costs
     ]
-    member = request.path("eval-data", "member.jsonl")
-    documents = len(read_json_lines(member)) if member.is_file() else 1
-    if few := needed(documents, counts["judge"]):
+    forget = request.path("data", "forget.jsonl")
+    rows = read_json_lines(forget) if forget.is_file() else []
+    documents = len({row["id"] for row in rows})  # of a long text there are several
+    match = any(cost.way == "match" and not cost.closed for cost in costs)
+    if few := match and needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
         whole = max(LEAST_HELDOUT, 2 * few)  # half of them set the level
         says = f"with {held} match is not shown: it takes {few}, of {whole} (`new --heldout`)"
         said.append(f"{'':8}  {says}")
-    facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": few}
+    facts = {"ways": [vars(cost) for cost in costs], "auto": taken, "heldout_needed": int(few)}
     return Answer(facts, [*said, f"auto      {taken}"])
 
 
