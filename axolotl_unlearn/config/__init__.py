@@ -25,9 +25,9 @@ from axolotl_unlearn.objectives import OBJECTIVES
 
 
 class Strict(BaseModel):
-    """Unknown keys are faults."""
+    """Unknown keys are faults, and numbers that no run can mean."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _as_list(value: Any) -> Any:
