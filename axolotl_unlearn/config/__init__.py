@@ -213,6 +213,11 @@ class ObjectiveArgs(BaseModel):
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 f"them{', extensions add ' * bool(own)}{', '.join(own)}"
             )
+        if taken := known.parameters.keys() & type(self).model_fields:
+            raise ValueError(
+                f"objective {self.objective} has a parameter `{min(taken)}`, which is a key of "
+                "every entry; give it another name"
+            )
         _check_parameters(self, f"objective {self.objective}", known.parameters)
         if self.reference is not None and not known.reference:
             raise ValueError(
