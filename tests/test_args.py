@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[1]
         ({"forget": {"objective": "npo", "beta": "x"}}, "beta.*valid number"),
         ({"forget": {"objective": "npo", "weight": -1}}, "weight.*greater than 0"),
         ({"forget": {"objective": "npo", "weight": float("nan")}}, "weight"),
+        ({"forget": {"objective": "npo", "beta": float("inf")}}, "beta.*finite"),
+        ({"phases": [{"epochs": float("inf"), "forget": {"objective": "ga"}}]}, "epochs.*finite"),
+        ({"level": {"heldout": "h", "retain": float("inf")}}, "level.retain.*finite"),
         ({"forget": {"objective": "npo", "reduction": "summ"}}, "reduction.*'sum'"),
         ({"forget": {"objective": "npo", "kinds": "answers"}}, "kinds"),
         ({"forget": {"objective": "npo", "positions": "all"}}, "label positions only"),
@@ -81,9 +84,11 @@ PUBLISHED = {
         "npo": (1, {"beta": 0.1, "reduction": "sum"}), "kl": (1, {"direction": "forward"})
     },
     "tofu-simnpo": {"simnpo": (0.125, {"beta": 4.5, "gamma": 0.0}), "nll": (1, {})},
-    "g-effect-wga": {"wga": (1, {"alpha": 5.0}), "nll": (1, {})},
-    "g-effect-tnpo": {"tnpo": (1, {"beta": 4.0}), "nll": (1, {})},
-    "g-effect-wtnpo": {"wtnpo": (1, {"beta": 4.0, "alpha": 1.5}), "nll": (1, {})},
+    "g-effect-wga": {"wga": (1, {"alpha": 5.0}), "kl": (1, {"direction": "forward"})},
+    "g-effect-tnpo": {"tnpo": (1, {"beta": 4.0}), "kl": (1, {"direction": "forward"})},
+    "g-effect-wtnpo": {
+        "wtnpo": (1, {"beta": 4.0, "alpha": 1.5}), "kl": (1, {"direction": "forward"})
+    },
     "satimp-paper": {"satimp": (1, {"beta1": 5.0, "beta2": 1.0}), "nll": (0.1, {})},
     "bs-t": {"bst": (1, {"mix": 0.2, "top_k": 20}), "nll": (1, {})},
     "tofu-po": {"po": (1, {}), "nll": (1, {})},
@@ -115,6 +120,8 @@ def test_a_preset_is_what_was_published(name):
     for objective, (weight, parameters) in PUBLISHED[name].items():
         assert found[objective][0] == weight
         assert found[objective][1].items() >= parameters.items()
+    # TOFU's code, and those made from it, take it at all positions.
+    assert all(e.positions == "all" for _, e in entries if e.objective == "kl")
 
 
 @pytest.mark.parametrize("name", preset_names())

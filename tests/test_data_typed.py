@@ -394,6 +394,8 @@ PREFERRED = {"prompt": "Who?", "chosen": "Ada", "rejected": "Bo"}
 
 @pytest.mark.parametrize(("entry", "change"), [
     ({"rl": "dpo"}, {"chosen": None}), ({"rl": "dpo"}, {"prompt": None}),
+    ({"rl": "dpo", "type": "chatml"}, {"chosen": None}),
+    ({"rl": "dpo", "type": "llama3"}, {"prompt": None}),
     ({"rl": "ipo"}, {"chosen": [{"role": "assistant", "content": "Ada"}]}),
     ({"rl": "dpo", "type": "chatml.intel"}, {}),
     ({"rl": "dpo", "type": "chat_template.default"}, {}),

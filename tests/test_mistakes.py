@@ -210,6 +210,10 @@ MODULES = {
     ),
     "none": (BARE.format("none", "row") + "pass", "own_none", "returned NoneType"),
     "fails": (BARE.format("fails", "row") + "return scores.log", "own_fails", "AttributeError"),
+    "taken": (
+        BARE.format("taken", "row").replace("LabelScores", "LabelScores, *, weight: float = 2") +
+        "pass", "own_taken", "a key of every entry",
+    ),
     "nosource": ('@objective("own_x")\ndef own_x(scores): ...', "own_x", "has no `source=`"),
     "imports": ("import torchh", "npo", "No module named 'torchh'"),
     "function:own_f": ("def own_f(scores): ...", "npo", "has no class 'own_f'"),

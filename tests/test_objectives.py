@@ -187,12 +187,21 @@ def test_match_is_two_sided_and_moves_memorised_tokens(odds, sign):
 
 
 def test_match_is_finite_for_certain_tokens():
-    """float32 log-probs of 0 and of -200; the gradient of a certain token is clamped to 0."""
+    """float32 log-probs of 0 and of -200."""
     logp = tensor([[0.0, -200.0]], requires_grad=True)
     terms = match(LabelScores(logp, tensor([[True, True]]), tensor([[-2.0, 0.0]])))
     (gradient,) = torch.autograd.grad(terms.values.sum(), logp)
     assert torch.isfinite(terms.values).all() and torch.isfinite(gradient).all()
     assert_close(log_odds(tensor([log(0.5)])), tensor([0.0]), atol=1e-6, rtol=0)
+
+
+def test_match_forgets_what_is_known_by_heart():
+    """p = 1 - 2e-6 lies above the cut of the log-odds (1 - 1e-5), whose slope 1e5 by log p goes on
+    there: the gradient to the logit is w (1 - p) 1e5 with w = 1.02."""
+    z = tensor([[log(5e5), 0.0]], dtype=torch.float64, requires_grad=True)
+    terms = match(LabelScores(z.log_softmax(-1)[:, :1], tensor([[True]]), tensor([[-2.0]])))
+    (gradient,) = torch.autograd.grad(terms.values.sum(), z)
+    assert gradient[0, 0].item() == pytest.approx(1.02 * 2e-6 * 1e5, rel=1e-3)
 
 
 def test_bounded_objectives_by_hand():

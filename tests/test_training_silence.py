@@ -55,13 +55,14 @@ def test_a_run_that_goes_on_as_another_is_refused(stage, begun, key, tmp_path):
 @pytest.mark.parametrize(
     "key",
     ["learning_rate", "adam_beta1", "lora_alpha", "peft_use_rslora", "optimizer", "peft_use_dora",
-     "lora_target_modules", "lora_modules_to_save"],
+     "lora_target_modules", "lora_modules_to_save", "peft_init_lora_weights"],
 )  # fmt: skip
 def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
     """Rates and betas come with the optimizer's state, whatever the config says; another scale of
     the adapter is another model. Other optimizers and other trained weights were a traceback."""
     value = {"lora_alpha": 64, "peft_use_rslora": True, "optimizer": "sgd", "peft_use_dora": True}
     value |= {"lora_target_modules": ["embed_tokens"], "lora_modules_to_save": ["lm_head"]}
+    value |= {"peft_init_lora_weights": "pissa"}
     value = value.get(key, 1e-5)
     with fails("resume.made-of"):
         train(stage, f"as-{key}", resume_from_checkpoint=str(begun), max_steps=3, **{key: value})

@@ -25,9 +25,9 @@ from axolotl_unlearn.objectives import OBJECTIVES
 
 
 class Strict(BaseModel):
-    """Unknown keys are faults."""
+    """Unknown keys are faults, and numbers that no run can mean."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _as_list(value: Any) -> Any:
@@ -212,6 +212,11 @@ class ObjectiveArgs(BaseModel):
             raise ValueError(
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 f"them{', extensions add ' * bool(own)}{', '.join(own)}"
+            )
+        if taken := known.parameters.keys() & type(self).model_fields:
+            raise ValueError(
+                f"objective {self.objective} has a parameter `{min(taken)}`, which is a key of "
+                "every entry; give it another name"
             )
         _check_parameters(self, f"objective {self.objective}", known.parameters)
         if self.reference is not None and not known.reference:

@@ -441,7 +441,9 @@ def _preferred(
         more["tokenizer"] = tokenizer
     token_rows = []
     for row in dataset:
-        made = transform(dict(row), **more) if transform else row
+        # A type that puts a null into a text makes it "None"; a field that is not there is missed.
+        row = {name: text for name, text in row.items() if text is not None or "reject" in name}
+        made = transform(row, **more) if transform else row
         chosen, end = made["chosen"], tokenizer.eos_token
         chosen += "" if chosen.endswith(end) else end
         prompt, whole = (

@@ -20,8 +20,11 @@ CERTAIN = 1e-5
 
 
 def log_odds(logp: Tensor) -> Tensor:
-    """``log p - log(1 - p)`` of log-probs, any shape; p at most ``1 - CERTAIN``."""
-    logp = logp.clamp(max=-CERTAIN)
+    """``log p - log(1 - p)`` of log-probs, any shape; p at most ``1 - CERTAIN``.
+
+    The cut is one of values alone: a token that is known by heart has a gradient, too.
+    """
+    logp = logp + (logp.clamp(max=-CERTAIN) - logp).detach()
     return logp - torch.log(-torch.expm1(logp))
 
 

@@ -31,8 +31,8 @@ STATE = "trainer_state.json"  # what Trainer writes last
 #: holds, so that a new value would do nothing.
 _SETTINGS = """
     adapter lora_r lora_alpha lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora
-    lora_target_modules lora_target_linear lora_target_parameters lora_modules_to_save
-    peft_layers_to_transform peft_trainable_token_indices unfrozen_parameters
+    peft_init_lora_weights lora_target_modules lora_target_linear lora_target_parameters
+    lora_modules_to_save peft_layers_to_transform peft_trainable_token_indices unfrozen_parameters
     load_in_4bit load_in_8bit overrides_of_model_config optimizer optim_args learning_rate
     adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale
     lr_groups loraplus_lr_ratio loraplus_lr_embedding
