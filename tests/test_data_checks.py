@@ -304,7 +304,7 @@ def test_rows_in_columns_are_counted_alike(entry):
 
 RMU = {"objective": "rmu"}
 PHASE = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
-LORA = {"adapter": "lora"}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}
 #: Settings -> what a fault says; None: there is none.
 SETTINGS = [
     ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
@@ -328,6 +328,7 @@ SETTINGS = [
     (LORA | {"unfrozen_parameters": ["base_model.model.*lora_"]}, None),
     ({"unfrozen_parameters": ["down_proj"]}, None),
     ({"optimizer": "dion"}, "give both"),
+    ({"adapter": "qlora", "lora_r": 8}, "`adapter: qlora` cannot be made without `lora_r` and"),
     ({"lr_scheduler": "rex"}, None),
     ({"unlearn": PHASE, "lr_scheduler": "rex"}, "`lr_scheduler: rex` cannot begin anew in each"),
     ({"unlearn": PHASE, "lr_scheduler": "linear"}, None),
@@ -449,7 +450,7 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     config = {"tie_word_embeddings": tied}
     model_folder(tmp_path, **({"text_config": config} if nested else config))
     cfg = plain(base_model=str(tmp_path))
-    found = config_faults(cfg | {"adapter": "lora"} | settings)
+    found = config_faults(cfg | {"adapter": "lora", "lora_r": 4, "lora_alpha": 4} | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])
 

@@ -158,6 +158,10 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (cfg.get("lora_model_dir") and not cfg.get("adapter"),
          "`lora_model_dir` is not read without `adapter`: the run would begin with the base alone, "
          "which has not learned the rows; set `adapter`."),
+        (cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
+         and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
+         f"`adapter: {cfg.get('adapter')}` cannot be made without `lora_r` and `lora_alpha`; give "
+         "both, such as 32."),
         (cfg.get("optimizer") == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
