@@ -95,7 +95,7 @@ def every_row(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
     return [
         Source(row_id(row), row, number)
         for number, entry in enumerate(given)
-        for row in _rows_of(entry, f"{key}[{number}]")
+        for row in _rows_of(entry, key, number)
     ]
 
 
@@ -107,11 +107,11 @@ def once(rows: Iterable[Source]) -> list[Source]:
     return list(found.values())
 
 
-def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
     if entry.get("shards") or entry.get("preprocess_shards"):
         raise UnlearnError(
-            f"`{where}.shards`: which rows made the model cannot be told from a shard; write its "
-            "rows to a file and name that."
+            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; write "
+            "its rows to a file and name that."
         )
     first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
@@ -123,13 +123,16 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
     try:
         rows = load_dataset_with_config(DictDefault({**entry}), False)
-    except (ValueError, OSError) as error:
+        if isinstance(rows, dict):  # as Axolotl takes one of several splits
+            side = "train" if key == "datasets" else "test"
+            rows = rows[entry["split"] if entry.get("split") in rows else side]
+        return [dict(row) for row in rows][first:]
+    except Exception as error:  # `datasets` raises what its readers raise
         raise UnlearnError(
-            f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
-            "rows that made the model are needed."
+            f"`{key}[{number}].path: {entry.get('path')}` cannot be read ({type(error).__name__}); "
+            "the rows that made the model are needed.",
+            code="requests.rows-unreadable",
         ) from None
-    rows = rows[entry.get("split") or "train"] if isinstance(rows, dict) else rows
-    return [dict(row) for row in rows][first:]
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,7 @@ def remaining(
         UnlearnError: Data that cannot be read.
     """
     rows, test = (
-        [_rows_of(one, f"{key}[{n}]") for n, one in enumerate(entries(config, key))]
+        [_rows_of(one, key, number) for number, one in enumerate(entries(config, key))]
         for key in ("datasets", "test_datasets")
     )
     if config.get("val_set_size"):
