@@ -110,8 +110,8 @@ def once(rows: Iterable[Source]) -> list[Source]:
 def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
     if entry.get("shards") or entry.get("preprocess_shards"):
         raise UnlearnError(
-            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; write "
-            "its rows to a file and name that."
+            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; "
+            "write its rows to a file and name that."
         )
     first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
