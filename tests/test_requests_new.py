@@ -544,6 +544,16 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     assert (out / "x").is_file()
 
 
+def test_a_row_that_is_read_in_two_ways_is_said(home, tmp_path):
+    """`match` forgot and tested one of them, and was silent about the other."""
+    (entry,) = config(home)["datasets"]
+    datasets = [entry, entry | {"train_on_eos": "all"}, entry]
+    limits = requested(home, tmp_path, datasets=datasets).facts["limits"]
+    assert any(one.startswith("35 rows stand in `datasets` of another type too") for one in limits)
+    limits = requested(home, tmp_path, name="requests/s", datasets=[entry] * 2).facts["limits"]
+    assert not any("of another type" in one for one in limits)
+
+
 def test_of_a_folder_each_key_reads_its_own_split(tmp_path):
     """Without `split` Axolotl tests on the split "test"; the rows of "train" were taken for those
     that were never seen, and hers of "test" were neither chosen nor removed."""

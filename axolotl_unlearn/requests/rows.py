@@ -47,6 +47,7 @@ REJECTED = (
     "the chosen answers are forgotten and tested; the rejected ones were made less likely by the "
     "training, and whether that shows was not tested"
 )
+AS_FIRST = "`match` forgets each as the first of them reads it, and so it is tested"
 #: Of a config that names none; the Trainer's own default.
 SEED = 42
 
@@ -195,13 +196,16 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         others = [one for one in once(every_row(config, "test_datasets")) if one.id not in learned]
         heldout = [replace(one, entry=one.entry + len(given)) for one in others]
     types = row_types(given + tested)
+    limits = []
+    if twice := len({(one.id, str(types[one.entry])) for one in every}) - len(once(every)):
+        limits.append(f"{twice} rows stand in `datasets` of another type too: {AS_FIRST}")
     if config.get("rl"):
         if config.get("val_set_size"):
             raise UnlearnError(
                 f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told; name "
                 "them in `test_datasets`."
             )
-        limits = [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
+        limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
@@ -232,9 +236,8 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         known = {one.id for one in rows}
         held = once(every[number] for number in keys if not learned[number])
         heldout = [one for one in held if one.id not in known]
-    limits = (
-        [] if kept else [f"{UNCHECKED}: rows that it prepared with these versions are not there"]
-    )
+    if not kept:
+        limits.append(f"{UNCHECKED}: rows that it prepared with these versions are not there")
     return Trained(rows, heldout, learned, types, limits, split, dropped)
 
 
