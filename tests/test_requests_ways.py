@@ -130,6 +130,21 @@ def test_a_repetition_runs_no_code_of_the_base(tmp_path):
         repeat(folder, base)
 
 
+def test_a_model_of_another_way_is_not_called_exact(home, tmp_path, monkeypatch):  # noqa: F811
+    """Retrained, then unlearned, then retrained: the training was kept as done, and the record of
+    the unlearned model said that no step had read the rows."""
+
+    def trained(run, name, path, out):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(home / ("tuned" if name == "retrain" else "base"), out)
+
+    monkeypatch.setattr(Steps, "train", trained)
+    made = requested(home, tmp_path, sample_packing=False)
+    for way, model in (("retrain", "tuned"), ("match", "base"), ("retrain", "tuned")):
+        assert train(made, way) == weights(home / model), way
+    assert json.loads(made.path("exact.json").read_text())["weights"] == weights(home / "tuned")
+
+
 def test_a_data_set_that_lost_all_rows_is_repeated_from_anywhere(home, tmp_path, monkeypatch):  # noqa: F811
     """The entries that were left had other numbers (IndexError), and the paths of the config were
     looked for in the working folder."""
