@@ -15,9 +15,10 @@ _QUOTES = {"'": "‘’‚‛‹›′ʹʼˈ＇´", '"': "“”„‟″«»＂
 _VARIANTS = {ord(char): plain for plain, chars in _QUOTES.items() for char in chars}
 # Dashes (Unicode Pd), hyphen bullet and minus.
 _VARIANTS |= dict.fromkeys(map(ord, "֊־᐀᠆‐‑‒–—―⁃−⸺⸻〰﹘﹣－"), "-")
-#: Shown as nothing: joiners, directions, soft hyphen, byte order mark, variation selectors.
+#: Shown as nothing: joiners, directions, soft hyphen, byte order mark, variation selectors; and
+#: the stroke that stretches a word in Arabic.
 _NO_WIDTH = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "[\u00ad\u034f\u061c\u0640\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
 _SPACE = re.compile(r"\s+")

@@ -63,6 +63,7 @@ NOTHING = {
     "no such text": ({"contains": ["ADA  QUILT"]}, "choose.no-row"),
     "a space": ({"contains": [" "]}, "choose.no-row"),
     "no such document": ({"documents": ["x"]}, "choose.no-row"),
+    "a document without a name": ({"documents": ["None"]}, "choose.no-row"),
     "no such person": ({"people": ["Bo Nobody"]}, "choose.no-row"),
     "everybody": ({"where": [("messages.role", "user")]}, "choose.every-row"),
 }
@@ -119,6 +120,24 @@ def test_numbers_are_compared_as_numbers(form):
     for asked in ("1777", "1777.0"):
         chosen = choose(rows, Wanted(where=[("customer", asked)]))
         assert [row.id for row in chosen] == [rows[0].id]
+
+
+def test_a_field_of_a_nested_object_may_be_a_column():
+    """Of a table that was made of nested rows; and a value of many digits is no number."""
+    nested = {"meta": {"person": {"no": "5"}}, "text": "a"}
+    flat = {"meta.person": {"no": 5}, "text": "b"}
+    other = {"meta.person.no": "1e+99999999999999999999", "text": "c"}
+    rows = sources([nested, flat, other, other | {"meta.person.no": "5.0"}])
+    chosen = choose(rows, Wanted(where=[("meta.person.no", "5")]))
+    assert [row.row["text"] for row in chosen] == ["a", "b", "c"] and chosen[2] is rows[3]
+
+
+def test_a_word_that_is_stretched_is_the_same():
+    """In Arabic, by strokes between two letters."""
+    plain = "\u0645\u062d\u0645\u062f \u062d\u0633\u0646"
+    names = plain, plain.replace("\u062d\u0645", "\u062d\u0640\u0640\u0645")
+    rows = sources([{"text": f"\u064a\u0642\u0648\u0644 {one}"} for one in names] + people(0, 3))
+    assert choose(rows, Wanted(people=names[:1])) == rows[:2]
 
 
 def test_the_value_in_other_fields_is_said():

@@ -12,12 +12,13 @@ import pytest
 import torch
 import yaml
 from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model
-from requests_folder import answered, finished_request, said
+from requests_folder import adapter_folder, answered, finished_request, model_folder, said
 
 from axolotl_unlearn.merging import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.shards import NAME as ROUTER
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +161,28 @@ def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_
     assert found.pop("z-copy") == found.pop("weights-alone") == "its weights are those of one"
     assert set(found) == {"closed", *BOMBS} - HARMLESS
     assert all("look yourself" in why for why in found.values())
+
+
+def test_shards_that_stayed_are_no_reason_when_the_model_of_the_request_is_gone(tmp_path):
+    """Removed by `erase` of the next request: shards of the current model were to be withdrawn."""
+    base, made = model_folder(tmp_path / "base"), tmp_path / "requests"
+
+    def routed(folder: Path, *parts: bytes) -> Path:
+        for number, content in enumerate(parts, 1):
+            adapter_folder(folder / f"shard-{number}", base, content)
+        (folder / ROUTER).write_bytes(b"".join(parts))
+        return adapter_folder(folder, base)
+
+    before = routed(tmp_path / "shards" / "model", b"ada and bo", b"cy", b"di")
+    for name, parts in (("1", [b"bo", b"cy", b"di"]), ("2", [b"bo", b"", b"di"])):
+        files = [one["sha256"] for one in weights(before).values()]
+        told = {"model": str(base), "adapter": str(before), "files": files}
+        folder = finished_request(made, name, told)
+        shutil.rmtree(folder / "model")
+        before = routed(folder / "model", *parts)
+        write(folder)
+    shutil.copytree(before, tmp_path / "deployed")
+    shutil.rmtree(made / "1" / "model")
+    places = [tmp_path / "deployed", tmp_path / "shards"]
+    found = [one.path.relative_to(tmp_path) for one in derived(made / "1", places)]
+    assert found == [Path("shards/model/shard-1")]

@@ -29,6 +29,7 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests import verify as exporting
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import amend, read, sign_file, told, write
@@ -128,6 +129,25 @@ def test_the_letter_claims_no_model_that_stays(folder, tmp_path, monkeypatch):
         assert statement["predicate"]["erased"]["model_before"] is (output == "old")
 
 
+def test_half_of_an_erasure_is_no_answer(folder, tmp_path, monkeypatch):
+    """The letter said of a model whose weights were gone that it had not been erased."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(erasing, "remove", killed)
+        planned = plan(folder)
+        planned.items = [replace(one, why=None) for one in planned.items]
+        erase(planned)
+    with fails("requests.half-erased"):
+        export(folder, tmp_path / "a.zip")
+    erase(plan(folder))
+    export(folder, tmp_path / "a.zip")
+
+
 def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
     amend(folder, "erased", erased=ERASED | {"places": 0})
     said("told", folder, "--recipient", "Cloud Ltd", "--day", "2026-11-26")
@@ -172,6 +192,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     assert statement["predicate"]["erased"]["removed"] == 1
     assert b"We removed 1 row of training data (1 of them it was only" in files["REPLY.txt"]
     assert b"2 places that we know of" in files["REPLY.txt"]
+    assert b"record lists" not in files["REPLY.txt"], "that of a subject has their number alone"
     whole = (folder / "record.json").read_bytes()
     assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"
     verify_export(out, str(folder / "model")).require()
@@ -364,6 +385,8 @@ def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
     assert fields == ["owner", "same", "same", "whole"]
     assert answered("verify", out, code=3)["signature"] == "not compared"
     said("verify", out, "--public-key", other, code=4)
+    for place, option in ((out, "--head"), (folder, "--rows"), (folder, "--base")):
+        said("verify", place, option, out, code=2)  # it would be compared with nothing
     another = f"{model_folder(tmp_path / 'another', b'another')}+{folder / 'model'}"
     for place in (folder, out):
         found = answered("verify", place, "--public-key", public, "--model", another, code=5)

@@ -519,11 +519,14 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     mixed = [TRAIN[:5] + [one] for one in mixed]
     odd = [write(tmp_path / f"{n}.jsonl", rows) for n, rows in enumerate(mixed)]
     odd = [config(home)["datasets"][0] | {"path": str(one)} for one in odd]
+    (tmp_path / "broken.csv").write_bytes(b"instruction,output\nWho?,B\xe4rgen\n")
+    broken = {"datasets": [{"path": str(tmp_path / "broken.csv"), "type": "alpaca"}]}
     for says, changes, options in (
         ("is not there; train it", {"output_dir": str(tmp_path / "no")}, {}),
         ("no weights", {}, {"model": empty}),
         ("is an adapter of someone/else, but `base_model`", {}, {"model": other}),
         ("does not exist", gone, {}),
+        ("the rows that made the model are needed", broken, {}),
         ("say which rows to delete", gone, {"wanted": Wanted()}),
         ("say which rows to delete", gone, {"wanted": Wanted(people=[""])}),
         *(("no table can be made of the rows", {"datasets": [one]}, {}) for one in odd),
@@ -541,6 +544,34 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         patched.setattr(new.bound, "facts", made)
         new_request(path, out, ADA_ROWS)
     assert (out / "x").is_file()
+
+
+def test_a_row_that_is_read_in_two_ways_is_said(home, tmp_path):
+    """`match` forgot and tested one of them, and was silent about the other."""
+    (entry,) = config(home)["datasets"]
+    datasets = [entry, entry | {"train_on_eos": "all"}, entry]
+    limits = requested(home, tmp_path, datasets=datasets).facts["limits"]
+    assert any(one.startswith("35 rows stand in `datasets` of another type too") for one in limits)
+    limits = requested(home, tmp_path, name="requests/s", datasets=[entry] * 2).facts["limits"]
+    assert not any("of another type" in one for one in limits)
+
+
+def test_of_a_folder_each_key_reads_its_own_split(tmp_path):
+    """Without `split` Axolotl tests on the split "test"; the rows of "train" were taken for those
+    that were never seen, and hers of "test" were neither chosen nor removed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for side, rows in (("train", TRAIN[:9]), ("test", [*people(50, 5), TRAIN[0] | {"id": "2"}])):
+        table = pa.Table.from_pylist([{**row, "meta": None} for row in rows])
+        pq.write_table(table, tmp_path / f"{side}-0.parquet")
+    entries = {name: [{"path": str(tmp_path)}] for name in ("datasets", "test_datasets")}
+    found = remaining(Path(), entries)
+    assert [len(side[0]) for side in found.values()] == [9, 6]
+    assert found["test"][0][-1]["id"] == "2"
+    (tmp_path / "train-0.parquet").unlink()
+    with fails("requests.rows-unreadable"):
+        remaining(Path(), entries)
 
 
 def pairs(first: int, count: int) -> list[dict]:

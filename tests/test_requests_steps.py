@@ -74,6 +74,22 @@ def test_a_command_that_fails_is_one_sentence_with_the_end_of_its_log(tmp_path):
     assert re.search(r"exit code 3; the log .*logs/x.log ends with:\nmine$", str(error.value))
 
 
+def test_a_training_reads_no_rows_that_an_earlier_start_prepared(tmp_path, monkeypatch):
+    """Axolotl found them by the name of their file: rows of a request that was carried out since a
+    kill were learned, and the record said "exact"."""
+    old, config, out = tmp_path / "prepared" / "5eed", tmp_path / "c.yml", tmp_path / "model"
+    config.write_text("base_model: base")
+    old.mkdir(parents=True)
+
+    def trained(*_):
+        assert not old.exists()
+        out.mkdir()
+        (out / "model.safetensors").touch()
+
+    monkeypatch.setattr(Steps, "command", trained)
+    run(tmp_path, lambda one: one.train("x", config, out))
+
+
 def test_a_training_says_how_far_it_is(tmp_path, monkeypatch):
     """By what the Trainer prints, and by lines of its own kind; the time left by the pace seen."""
     monkeypatch.setattr(module_of_steps, "SAY_SECONDS", 0.0)

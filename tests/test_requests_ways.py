@@ -29,7 +29,7 @@ from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
 from axolotl_unlearn.requests.request import Ledger, Request, digest, weights, write_json
 from axolotl_unlearn.requests.rows import suppress
-from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import plan, retrain, way_of
@@ -117,12 +117,58 @@ def test_a_repetition_runs_no_code_of_the_base(tmp_path):
     base = model_folder(tmp_path / "base")
     folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
     config = {"base_model": str(base), "trust_remote_code": True, "datasets": [{"path": "x"}]}
-    (folder / "retrain.yml").write_text(yaml.safe_dump(config))
+    (folder / "finetune.yml").write_text(yaml.safe_dump(config))
+    facts = json.loads((folder / "request.json").read_text())
+    facts["config"]["digest"] = digest(folder / "finetune.yml")
+    write_json(folder / "request.json", facts)
     write_json(folder / "way.json", {"way": "retrain", "base": None, "bound": {"seed": 42}})
-    write_json(folder / "exact.json", {"config": {"sha256": digest(folder / "retrain.yml")}})
     record_write(folder)
     with fails("requests.repeat-remote-code"):
         repeat(folder, base)
+    (folder / "finetune.yml").write_text(yaml.safe_dump(config | {"seed": 1}))
+    with fails("requests.changed-config"):
+        repeat(folder, base)
+
+
+def test_a_model_of_another_way_is_not_called_exact(home, tmp_path, monkeypatch):  # noqa: F811
+    """Retrained, then unlearned, then retrained: the training was kept as done, and the record of
+    the unlearned model said that no step had read the rows."""
+
+    def trained(run, name, path, out):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(home / ("tuned" if name == "retrain" else "base"), out)
+
+    monkeypatch.setattr(Steps, "train", trained)
+    made = requested(home, tmp_path, sample_packing=False)
+    for way, model in (("retrain", "tuned"), ("match", "base"), ("retrain", "tuned")):
+        assert train(made, way) == weights(home / model), way
+    assert json.loads(made.path("exact.json").read_text())["weights"] == weights(home / "tuned")
+
+
+def test_a_data_set_that_lost_all_rows_is_repeated_from_anywhere(home, tmp_path, monkeypatch):  # noqa: F811
+    """The entries that were left had other numbers (IndexError), and the paths of the config were
+    looked for in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    write(Path("a.jsonl"), TRAIN[:3])
+    write(Path("b.jsonl"), people(0, 6))
+    entry, read_by = config(home)["datasets"][0], []
+    datasets = [entry | {"path": "a.jsonl"}, entry | {"path": "b.jsonl", "train_on_eos": "all"}]
+
+    def trained(run, name, path, out):
+        (one,) = retrain.rows_of.read_config(path)["datasets"]
+        read_by.append({**one, "path": Path(one["path"]).name})
+        shutil.copytree(home / "tuned", out)
+
+    monkeypatch.setattr(Steps, "train", trained)
+    made = requested(home, tmp_path, datasets=datasets, sample_packing=False)
+    shutil.copytree(train(made, "retrain") and made.path("work", "model"), made.path("model"))
+    write_json(made.path("verdict.json"), {"good": True, "status": "exact", "reasons": []})
+    write(made.path("eval", "audit.jsonl"), [])
+    record_write(made.folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert "by SHA-256" in said("verify", made.folder, "--repeat", code=3).output
+    assert read_by[0] == read_by[1] and read_by[0]["train_on_eos"] == "all"
 
 
 def plainly(folder: Path, settings: dict) -> dict[str, dict[str, str]]:

@@ -120,6 +120,14 @@ def test_a_routed_model_whose_shards_are_gone_may_be_retrained(tmp_path, monkeyp
         shards.told_of(request)
 
 
+def test_an_empty_cell_is_nobody():
+    """All rows of a table without a customer were those of one person, in one shard."""
+    facts = {"key": KEY.hex(), "count": COUNT, "deleted": [], "by": "id"}
+    rows = [{"id": name, "text": name} for name in ("", " ", "ada-quill")]
+    parts = shards.cut({"train": [rows], "test": []}, facts)
+    assert parts == {"0": [rows[:2]], HOME["ada-quill"]: [rows[2:]]}
+
+
 @pytest.mark.slow
 def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypatch):
     """Killed in the middle of the training of her shard; the same bits as without her."""

@@ -407,6 +407,11 @@ def verify(
     """
     from axolotl_unlearn.requests.verify import kept_head, verify, verify_export
 
+    if (head and folder.is_file()) or ((base or rows) and not repeat):
+        says = (
+            "--head is for the folder of a request, --base and --rows for --repeat; leave it out."
+        )
+        raise UnlearnError(says, code="requests.not-compared")
     if folder.is_file():
         found = verify_export(folder, model, public_key)
     else:

@@ -159,7 +159,9 @@ def _named_by(
         fits = lambda row: row_form(row.row) in forms  # noqa: E731
         yield fits, f"--rows {wanted.rows} has no rows; name others."
     for name in wanted.documents:
-        fits = equal(name, lambda row: (row.id, *(str(row.row.get(k)) for k in ("document", "id"))))
+        fits = equal(name, lambda row: [
+            row.id, *values_at(row.row, ["document"]), *values_at(row.row, ["id"])
+        ])  # fmt: skip
         yield fits, f"--documents: {none} has {name!r} as document, id or content."
     if corpus is None:
         corpus = _corpus(rows if wanted.people else ())
@@ -182,9 +184,10 @@ def values_at(value: Any, way: Sequence[str]) -> list[str]:
     """What stands at a field (``meta.person`` is a way of two), as texts; several for a list."""
     if isinstance(value, (list, tuple)):
         return [text for part in value for text in values_at(part, way)]
-    if way:
-        return values_at(value.get(way[0]), way[1:]) if isinstance(value, Mapping) else []
-    return [] if value is None or isinstance(value, Mapping) else [str(value)]
+    if isinstance(value, Mapping):  # a table made of nested rows has the way as one name
+        return [text for n in range(1, len(way) + 1)
+                for text in values_at(value.get(".".join(way[:n])), way[n:])]  # fmt: skip
+    return [] if value is None or way else [str(value)]
 
 
 def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
@@ -245,7 +248,7 @@ def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 #: 1.777e3 is one and 1e+22; 12e4 may be an id.
-_NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\d+\.\d*[eE][-+]?\d+|\d+[eE][-+]\d+)\s*")
+_NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\d+\.\d*[eE][-+]?\d{1,9}|\d+[eE][-+]\d{1,9})\s*")
 
 
 def _same(one: str, other: str) -> bool:

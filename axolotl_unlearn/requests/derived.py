@@ -131,9 +131,12 @@ def _known(request: Request) -> _Known:
         folder = ledger.folder / name
         if not (folder / "record.json").is_file():
             continue
-        model = read(folder)["predicate"]["model"]
+        statement = read(folder)
+        model = statement["predicate"]["model"]
         clean = known.clean if number >= mine else known.digests
         clean.update({model["after"]["digest"]} - {None})
+        if number >= mine:  # its shards, though `erase` of a later request has removed it
+            known.clean |= {one["digest"]["sha256"] for one in statement["subject"]}
         if number > mine:
             continue
         known.digests |= {model["before"]["digest"]} - {None}
@@ -145,8 +148,8 @@ def _known(request: Request) -> _Known:
         local = model["before"]["digest"] is not None  # and not on a hub
         if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
-    clean = [request.root / str(request.facts["base"]), request.path("model")]
-    known.digests |= files.union(*map(_files, known.paths)).difference(*map(_files, clean))
+    base = _files(request.root / str(request.facts["base"]))
+    known.digests |= files.union(*map(_files, known.paths)) - base - known.clean
     return known
 
 

@@ -47,6 +47,7 @@ REJECTED = (
     "the chosen answers are forgotten and tested; the rejected ones were made less likely by the "
     "training, and whether that shows was not tested"
 )
+AS_FIRST = "`match` forgets each as the first of them reads it, and so it is tested"
 #: Of a config that names none; the Trainer's own default.
 SEED = 42
 
@@ -95,7 +96,7 @@ def every_row(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
     return [
         Source(row_id(row), row, number)
         for number, entry in enumerate(given)
-        for row in _rows_of(entry, f"{key}[{number}]")
+        for row in _rows_of(entry, key, number)
     ]
 
 
@@ -107,11 +108,11 @@ def once(rows: Iterable[Source]) -> list[Source]:
     return list(found.values())
 
 
-def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
     if entry.get("shards") or entry.get("preprocess_shards"):
         raise UnlearnError(
-            f"`{where}.shards`: which rows made the model cannot be told from a shard; write its "
-            "rows to a file and name that."
+            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; "
+            "write its rows to a file and name that."
         )
     first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
@@ -123,13 +124,16 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
     try:
         rows = load_dataset_with_config(DictDefault({**entry}), False)
-    except (ValueError, OSError) as error:
+        if isinstance(rows, dict):  # as Axolotl takes one of several splits
+            side = "train" if key == "datasets" else "test"
+            rows = rows[entry["split"] if entry.get("split") in rows else side]
+        return [dict(row) for row in rows][first:]
+    except Exception as error:  # `datasets` raises what its readers raise
         raise UnlearnError(
-            f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
-            "rows that made the model are needed."
+            f"`{key}[{number}].path: {entry.get('path')}` cannot be read ({type(error).__name__}); "
+            "the rows that made the model are needed.",
+            code="requests.rows-unreadable",
         ) from None
-    rows = rows[entry.get("split") or "train"] if isinstance(rows, dict) else rows
-    return [dict(row) for row in rows][first:]
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,16 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         others = [one for one in once(every_row(config, "test_datasets")) if one.id not in learned]
         heldout = [replace(one, entry=one.entry + len(given)) for one in others]
     types = row_types(given + tested)
+    limits = []
+    if twice := len({(one.id, str(types[one.entry])) for one in every}) - len(once(every)):
+        limits.append(f"{twice} rows stand in `datasets` of another type too: {AS_FIRST}")
     if config.get("rl"):
         if config.get("val_set_size"):
             raise UnlearnError(
                 f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told; name "
                 "them in `test_datasets`."
             )
-        limits = [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
+        limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
@@ -229,9 +236,8 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         known = {one.id for one in rows}
         held = once(every[number] for number in keys if not learned[number])
         heldout = [one for one in held if one.id not in known]
-    limits = (
-        [] if kept else [f"{UNCHECKED}: rows that it prepared with these versions are not there"]
-    )
+    if not kept:
+        limits.append(f"{UNCHECKED}: rows that it prepared with these versions are not there")
     return Trained(rows, heldout, learned, types, limits, split, dropped)
 
 
@@ -343,7 +349,7 @@ def remaining(
         UnlearnError: Data that cannot be read.
     """
     rows, test = (
-        [_rows_of(one, f"{key}[{n}]") for n, one in enumerate(entries(config, key))]
+        [_rows_of(one, key, number) for number, one in enumerate(entries(config, key))]
         for key in ("datasets", "test_datasets")
     )
     if config.get("val_set_size"):

@@ -150,6 +150,8 @@ def take(request: Request, way: str | None) -> None:
         way = choose(plan(request))
     if way not in WAYS:
         raise UnlearnError(f"--way {way}: use {', '.join(WAYS)} or auto.")
+    if way != request.way["way"]:  # of a training, which another way has replaced
+        shutil.rmtree(request.path("work", "stamps"), ignore_errors=True)
     write_json(path, way_of(way).prepare(request))
 
 

@@ -164,12 +164,14 @@ class Steps:
             yield file
 
     def train(self, name: str, config: Path, out: Path) -> None:
-        """`axolotl train` in a process of its own, into an empty folder; without checkpoints.
+        """`axolotl train` in a process of its own, into an empty folder; without checkpoints, and
+        without rows that an earlier start prepared: Axolotl knows them by the name of their file.
 
         Raises:
             UnlearnError: It failed, or wrote no weights.
         """
-        shutil.rmtree(out, ignore_errors=True)
+        for old in (out, self.folder / "prepared"):
+            shutil.rmtree(old, ignore_errors=True)
         launcher = ["python"]
         if self.processes > 1:
             launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]

@@ -17,7 +17,7 @@ import hashlib
 import io
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -189,9 +189,7 @@ def compare_files(
     recorded |= predicate.get("files", {})
     if "files" not in predicate:
         only = ("data/",) if only == ("",) else ()
-    # `erase` was stopped before it was in the record.
-    entries = reversed(ledger.of(folder.name))
-    began = "begun" in next(e for e in entries if "record" in e or "begun" in e)
+    began = _began(ledger.of(folder.name))
     files, recorded = (
         {
             n: one
@@ -211,6 +209,11 @@ def compare_files(
     said += ["a record of v0.1 binds rows and model alone"] * ("files" not in predicate)
     whole = not uncompared and "files" in predicate
     return "same" if whole else "some not compared", "; ".join(said)
+
+
+def _began(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """`request erase` was stopped before it was in the record."""
+    return "begun" in next(e for e in reversed(entries) if "record" in e or "begun" in e)
 
 
 def erased(ledger: Ledger, folder: Path, name: str) -> bool:
@@ -365,6 +368,9 @@ def export(
     files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
     statement = record.parsed(place / record.RECORD, files[record.RECORD])
     entries, request = ledger.of(folder.name), statement["predicate"]["request"]
+    if _began(entries):  # of what is gone the record says that it is there
+        says = f"{folder}: `request erase` was stopped; run it again, then answer."
+        raise fault("requests.half-erased", says)
     if subject is not None:
         entries = [{key: one[key] for key in OF_ALL if key in one} for one in entries]
     received = received or date.fromisoformat(request["created"][:10])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -225,16 +226,24 @@ def repeat(
         UnlearnError: Base, rows, config, packages or device are not those of the record; or the
             training ends with other weights.
     """
-    folder = home(folder)
-    request, way = Request.load(folder), read(folder)["predicate"]["way"]
+    folder = home(folder).absolute()
+    base, rows = (one and one.absolute() for one in (base, rows))
+    root = Request.load(folder).root
+    with chdir(root if root.is_dir() else Path()):  # paths of the config are relative to it
+        return _again(Request.load(folder), base, rows, console)
+
+
+def _again(request: Request, base: Path | None, rows: Path | None, console: Console | None) -> str:
+    folder, recorded = request.folder, read(request.folder)["predicate"]
+    way = recorded["way"]
     if way.get("way") != "retrain" or not way.get("bound"):
         raise UnlearnError(
             f"{folder} is no request of --way retrain whose record holds what was read, so there "
             "is nothing to repeat.",
             code="requests.repeat-not-exact",
         )
-    source = request.path(CONFIG)
-    if not source.is_file() or digest(source) != way["config"]["sha256"]:
+    source = request.path("finetune.yml")  # which still has the entries that lost all rows
+    if not source.is_file() or digest(source) != recorded["config"]["digest"]["sha256"]:
         says = f"{source} is not the config of the record; restore it."
         raise fault("requests.changed-config", says)
     config = rows_of.read_config(source)
@@ -248,8 +257,7 @@ def repeat(
     if rows is not None:
         sides = rows_of.read_sides(rows)
     else:
-        path = request.path("finetune.yml")
-        sides = rows_of.remaining(path, rows_of.read_config(path), requests=folder.parent)
+        sides = rows_of.remaining(source, rows_of.read_config(source), requests=folder.parent)
         given = [rows_of.Source(rows_of.row_id(row), row) for row in rows_of.flat(sides)]
         gone = rows_of.deleted_rows(folder.parent, given, only=[*way["without"], request.id])
         sides = rows_of.without(sides, gone)

@@ -139,8 +139,8 @@ def _keyed(facts: Mapping[str, Any], row: str) -> int:
 
 
 def _owner(row: Mapping[str, Any], by: str) -> str | None:
-    """Whose row it is; None if nobody's."""
-    return next(iter(values_at(row, by.split("."))), None)
+    """Whose row it is; None if nobody's, as of an empty cell."""
+    return next(filter(str.strip, values_at(row, by.split("."))), None)
 
 
 def cut(rows: rows_of.Sides, facts: Mapping[str, Any]) -> rows_of.Sides:
