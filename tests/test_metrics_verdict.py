@@ -1016,3 +1016,18 @@ def test_a_figure_below_its_limit_is_not_printed_as_equal(utility, limit, says):
     found = {f.id: f for f in judged(results_of(*models))["model"].findings}["able"]
     assert says in found.says and (found.outcome == "pass") == (utility > limit)
     assert (", at least 0.56 is" in found.says) == (utility == 0.75)
+
+
+@pytest.mark.parametrize("constant", [0.02, 0.55])
+def test_a_second_fault_makes_no_status_milder(constant):
+    """Half of the answers broken was "broken"; all the same more often still: "over-forgets"."""
+    models = three()
+    models[2]["collapse"]["forget"] |= {"broken": 0.5, "constant": constant}
+    assert judged(results_of(*models))["model"].status == "broken"
+
+
+def test_a_baseline_without_a_model_is_called_no_loss():
+    models = three()
+    models[2]["membership"]["blind"]["zlib"] |= {"auc": 0.8, "low": 0.7, "high": 0.9}
+    found = {f.id: f for f in judged(results_of(*models))["model"].findings}["control"]
+    assert "without any model (compressed size: AUC 0.80)" in found.says

@@ -372,8 +372,9 @@ def test_blind_baselines_stand_beside_membership(tmp_path, shift):
     assert page.count("membership figure means nothing") == (2 if shift else 0)
     assert ('<span class="badge bad">separates</span>' in page) == bool(shift)
     assert f"<td>{lab['attacks']['zlib']['auc']:.2f}<small>" in page
+    assert "Blind: Compressed size" in page  # it was called a loss, of which there is none
     for name, figures in lab["blind"].items():
-        title = attack_title(name)
+        title = attack_title(f"blind_{name}")
         assert f"Blind: {title}" in page and f"<td>{figures['auc']:.2f}<small>" in page
 
 

@@ -143,6 +143,7 @@ ALONE = (
 _NAMES = {
     "loss": "loss",
     "zlib": "loss per compressed byte",
+    "blind_zlib": "compressed size",
     "min_k_20": "Min-K% 20",
     "min_k_plus_20": "Min-K%++ 20",
     "reference": "loss ratio to a reference",
@@ -163,7 +164,7 @@ _NAMES = {
 
 def name_of(name: str) -> str:
     """An attack (or a manner of answering) in words: "min_k_plus_20" is "Min-K%++ 20"."""
-    return _NAMES.get(name, name.replace("_", " "))
+    return _NAMES.get(name, name.removeprefix("blind_").replace("_", " "))
 
 
 def p_value(value: float) -> str:
