@@ -1028,6 +1028,11 @@ def test_a_second_fault_makes_no_status_milder(constant):
 
 def test_a_baseline_without_a_model_is_called_no_loss():
     models = three()
-    models[2]["membership"]["blind"]["zlib"] |= {"auc": 0.8, "low": 0.7, "high": 0.9}
+    models[2]["membership"]["blind"]["zlib"] |= {
+        "auc": 0.8,
+        "low": 0.7,
+        "high": 0.9,
+        "separates": True,
+    }
     found = {f.id: f for f in judged(results_of(*models))["model"].findings}["control"]
     assert "without any model (compressed size: AUC 0.80)" in found.says
