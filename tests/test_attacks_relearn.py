@@ -131,13 +131,13 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     result = run(
         lab.unlearned,
         *("--control", lab.control, "--data", lab.data, "--out", tmp_path),
-        *("--source", "forget", "--rows", 6, "--steps", "4,12", "--lr", 1e-3),
+        *("--source", "forget", "--rows", 6, "--steps", "1,12", "--lr", 1e-3),
         *("--max-new-tokens", 16),
     )
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "relearn-forget-unlearned.json").read_text())
     start, _, end = report["rows"]
-    assert [row["variant"] for row in report["rows"]] == ["0 steps", "4 steps", "12 steps"]
+    assert [row["variant"] for row in report["rows"]] == ["0 steps", "1 step", "12 steps"]
     assert start["n"] == 10 and report["training_rows"] == 6
     assert end["probability"]["value"] > start["probability"]["value"]
     assert end["above_control"]["probability"]["value"] > 0

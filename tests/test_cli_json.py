@@ -89,7 +89,7 @@ CASES = {
     "eval": (
         "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
         "--device cpu --quiet",
-        "models",
+        "verdicts",
     ),
     "examples": ("{examples}", "files"),
     "init": (
@@ -97,7 +97,7 @@ CASES = {
         "config",
     ),
     "methods": ("npo", "objectives"),
-    "report": ("{eval}", "page"),
+    "report": ("{eval}", "verdicts"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
     "request derived": ("{requests}/r1 {other}", "withdraw"),
     "request erase": ("{requests}/r1", "items"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,6 +202,13 @@ def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     assert counts and set(counts) < set(measured["values"])
     assert all(key.startswith("forget/") and 0 <= n <= 3 for key, n in counts.items())
     assert max(counts.values()) > 0
+
+
+def test_draws_of_another_batch_size_are_drawn_again():
+    """Random numbers go through a batch: a fresh run had other draws than the stored ones."""
+    two = [Settings(dtype="float32", batch_size=size) for size in (64, 7)]
+    assert two[0].key == two[1].key
+    assert replace(two[0], samples=3).key != replace(two[1], samples=3).key
 
 
 def test_results_say_how_they_were_made(home, results):

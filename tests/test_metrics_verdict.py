@@ -1002,3 +1002,37 @@ def test_every_word_of_the_page_means_what_the_code_does():
     said = [word.strip("* ") for cell in named for word in cell.split(",")]
     assert said == [*WORDS, "exact"]
     assert [word for word, holds in WORDS.items() if not holds()] == []
+
+
+@pytest.mark.parametrize(
+    "utility, limit, says",
+    [(0.56, 0.5625, "utility 0.560 ["), (0.56, 0.75, "utility 0.56 ["), (0.75, 0.5625, "0.56")],
+)
+def test_a_figure_below_its_limit_is_not_printed_as_equal(utility, limit, says):
+    """ "utility 0.56, at least 0.56 is asked" was the reason for broken."""
+    models = three()
+    gate = {"below_gate": False, "threshold": limit, "original": 0.75}
+    models[2] |= {"utility": utility, "gate": gate}
+    found = {f.id: f for f in judged(results_of(*models))["model"].findings}["able"]
+    assert says in found.says and (found.outcome == "pass") == (utility > limit)
+    assert (", at least 0.56 is" in found.says) == (utility == 0.75)
+
+
+@pytest.mark.parametrize("constant", [0.02, 0.55])
+def test_a_second_fault_makes_no_status_milder(constant):
+    """Half of the answers broken was "broken"; all the same more often still: "over-forgets"."""
+    models = three()
+    models[2]["collapse"]["forget"] |= {"broken": 0.5, "constant": constant}
+    assert judged(results_of(*models))["model"].status == "broken"
+
+
+def test_a_baseline_without_a_model_is_called_no_loss():
+    models = three()
+    models[2]["membership"]["blind"]["zlib"] |= {
+        "auc": 0.8,
+        "low": 0.7,
+        "high": 0.9,
+        "separates": True,
+    }
+    found = {f.id: f for f in judged(results_of(*models))["model"].findings}["control"]
+    assert "without any model (compressed size: AUC 0.80)" in found.says

@@ -134,9 +134,37 @@ def test_the_audit_list_is_made_of_the_results(tmp_path):
 def test_a_table_of_the_audit(tmp_path):
     page = everything(tmp_path, audit=[*make_audit("merged"), *make_audit("over")]).read_text()
     _, table, second = page.split('<div class="audit">')
-    assert "<h3>merged: 2 of 3 documents can be told" in table and "<h3>over" in second
+    assert "<h3>merged: 3 documents, 2 still known, 1 not told</h3>" in table
+    assert "<h3>over" in second
     assert re.findall(r'<th scope="row">(\w)<', table) == ["a", "b", "c"]
     assert "0.10 before" in table and "3.00 retrained" in table and "&lt; 0.001" in table
+
+
+def test_the_heading_of_the_audit_hides_no_reading(tmp_path):
+    """ "0 of 2 documents can be told" stood over recited ones, and over what nobody measured."""
+    lines = [{"model": "merged", "document": name, "reading": reading, "rows": [{"id": name}]}
+             for name, reading in (("a", "recited"), ("b", "not measured"))]  # fmt: skip
+    page = everything(tmp_path, audit=lines).read_text()
+    assert "<h3>merged: 2 documents, 1 recited, 1 not measured</h3>" in page
+    assert "<small>1 row</small>" in page
+
+
+def test_an_attack_that_the_verdict_does_not_count_is_marked(tmp_path):
+    """Of other weights or data: it stood on the page as if it were of this model."""
+    made = make_results()
+    merged = next(model for model in made["models"] if model["name"] == "merged")
+    merged["weights"] = "sha256:new"
+    gain = {"recalled": {"value": 0.9, "low": 0.8, "high": 1.0, "p": 1e-9}}
+    rows = [{"variant": name, "n": 9, "gain": gain} for name in ("as is", "int8")]
+    attack = {"attack": "quantise", "title": "Quantising", "model": "merged", "rows": rows}
+    (tmp_path / "results.json").write_text(json.dumps(made))
+    for weights, marked in (("sha256:old", True), ("sha256:new", False)):
+        (tmp_path / "quantise-merged.json").write_text(json.dumps(attack | {"weights": weights}))
+        assert run(tmp_path).exit_code == 0
+        page = (tmp_path / "report.html").read_text()
+        assert "<b>quantise on merged</b>: Quantising brings back 0.90" in page
+        mark = "<b>merged</b>: not counted: Quantising is of other weights."
+        assert (mark in page) == marked == ("Use merged" in page)
 
 
 def test_the_learned_attack_stands_beside_the_others(tmp_path):
@@ -173,6 +201,9 @@ def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
     assert "None of 3 scores differs in any model." in page
     # Three tests: (2.394 + 0.842) standard errors of 0.2 / 3.92.
     assert "four of five data sets: Aggregate 0.17, AUC 0.17." in page
+    results["models"][1]["distance"] = {"forget": gap}  # of no score that the page has
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert "None of" not in page and "distance-from" not in page
 
 
 DROP = object()
@@ -341,8 +372,9 @@ def test_blind_baselines_stand_beside_membership(tmp_path, shift):
     assert page.count("membership figure means nothing") == (2 if shift else 0)
     assert ('<span class="badge bad">separates</span>' in page) == bool(shift)
     assert f"<td>{lab['attacks']['zlib']['auc']:.2f}<small>" in page
+    assert "Blind: Compressed size" in page  # it was called a loss, of which there is none
     for name, figures in lab["blind"].items():
-        title = attack_title(name)
+        title = attack_title(f"blind_{name}")
         assert f"Blind: {title}" in page and f"<td>{figures['auc']:.2f}<small>" in page
 
 

@@ -202,8 +202,9 @@ def relearn_attack(
         for one in (subject, control)
     )
     rows = [
-        figures_row(f"{stop} steps", one, ours[0], theirs.get(stop)) for stop, one in ours.items()
+        figures_row(f"{n} step{'s' * (n != 1)}", one, ours[0], theirs.get(n))
+        for n, one in ours.items()
     ]
     facts = {"source": source, "training_rows": len(training_rows), "training": vars(how)}
-    title = f"Relearning on {len(training_rows)} {source} rows"
+    title = f"Relearning on {len(training_rows)} {source} row{'s' * (len(training_rows) != 1)}"
     return result_of("relearn", title, subject, control, rows, **facts)

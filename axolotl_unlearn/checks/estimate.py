@@ -356,8 +356,8 @@ def runs(labels: Sequence[int]) -> Iterator[tuple[bool, int, int]]:
 
 
 def layout(labels: Sequence[int]) -> str:
-    """ "12 without label, 7 with": stretches of a row's tokens."""
-    return ", ".join(f"{b - a} {'with' if has else 'without label'}" for has, a, b in runs(labels))
+    """ "12 without label, 7 with label": stretches of a row's tokens."""
+    return ", ".join(f"{b - a} {'with' if has else 'without'} label" for has, a, b in runs(labels))
 
 
 def shown(row: dict[str, Any], tokenizer: Any) -> Iterator[str]:

@@ -193,8 +193,9 @@ class Session:
         measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
         losses = [one["loss"] for one in each]
         texts = [text for _, text in sets.canaries]
-        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
-        measured.canary_loss = self.each(*asked, f"{key}-canaries")
+        if texts:
+            asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
+            measured.canary_loss = self.each(*asked, f"{key}-canaries")
         if not all(map(math.isfinite, losses + measured.canary_loss)):
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken.",

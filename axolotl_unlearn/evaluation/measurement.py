@@ -71,9 +71,9 @@ class Settings:
     @property
     def key(self) -> list[Any]:
         """What can change a score of a model; the data have a digest of their own."""
-        # In float32 the batch size changes nothing; in half precision it can.
+        # In float32 the batch size changes draws alone; in half precision it can change all.
         batch = None if self.dtype == "float32" else self.batch_size
-        drawn = [self.samples, self.seed] if self.samples else []
+        drawn = [self.samples, self.seed, self.batch_size] if self.samples else []
         kind = self.device and self.device.split(":")[0]
         how = [kind, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
         return how + drawn

@@ -130,8 +130,9 @@ def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
     name, worst = max(separating.items(), key=lambda item: abs(item[1]["auc"] - 0.5))
     what = {"length": "their length", "zlib": "how well they compress"}.get(name, "their words")
     return (
-        f"The membership figure means nothing here: without any model, {what} alone tells members "
-        f"from non-members (AUC {worst['auc']:.2f} [{worst['low']:.2f}, {worst['high']:.2f}]). "
+        f"The membership figure means nothing here: without any model, {what} alone can tell "
+        f"members from non-members (AUC {worst['auc']:.2f} [{worst['low']:.2f}, "
+        f"{worst['high']:.2f}]). "
         "Take non-members from the same source as the members."
     )
 

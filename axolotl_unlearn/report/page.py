@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -86,8 +87,7 @@ class View:
 
     @property
     def facts(self) -> str:
-        count = len(self.models)
-        facts = [f"{count} model{'s' if count > 1 else ''}"]
+        facts = [_counted(len(self.models), "model")]
         facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
         made = re.sub(r"T(\d\d:\d\d):\d\d\+00:00$", r" \1 UTC", self.results.created)
         return " · ".join([*facts, *[made] * bool(made)])
@@ -100,10 +100,9 @@ class View:
         by_name = {model.name: model for model in self.models}
         for place, name in enumerate(candidates):
             mine = [row for row in rows if row.get("model") == name]
-            told = sum(bool(row.get("told")) for row in mine)
-            said = sum(row.get("reading") == "still said" for row in mine)
-            label = f"{name}: {told} of {len(mine)} documents can be told"
-            label += f", an answer of {said} is still said" if said else ""
+            readings = Counter(str(row.get("reading", "")) for row in mine)
+            label = f"{name}: {_counted(len(mine), 'document')}, "
+            label += ", ".join(f"{n} {reading}" for reading, n in readings.items())
             if len(mine) > most:
                 label += f"; the {most} worst are listed, audit.jsonl has all"
             counts = by_name[name].more.get("audit")
@@ -134,10 +133,12 @@ class View:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """What each attack says, by its name."""
+        """What each attack says, by its name; and what of them the verdict does not count."""
         named = self.extras.get("attack_sentences")
         named = named.items() if isinstance(named, Mapping) else ()
-        return [(str(name), str(text).removeprefix(f"{name}: ")) for name, text in named]
+        says = [(str(name), str(text).removeprefix(f"{name}: ")) for name, text in named]
+        verdicts = self.answer.verdicts.items()
+        return says + [(n, f"not counted: {x}.") for n, one in verdicts for x in one.ignored]
 
     @cached_property
     def membership(self) -> dict[str, Any]:
@@ -178,12 +179,16 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     ]
     return {
         "document": str(row.get("document", "")),
-        "count": f"{len(inner)} rows" if inner else "",
+        "count": _counted(len(inner), "row") if inner else "",
         "texts": texts,
         "reading": str(row.get("reading", "")),
         "bad": bool(row.get("told")) or row.get("reading") in ("recited", "still said"),
         "figures": figures,
     }
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def p_value(value: float, name: str = "p ") -> str:

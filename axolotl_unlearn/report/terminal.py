@@ -73,6 +73,15 @@ def reasons(
     return "".join(f"{name} is not good: {says}.\n" for name, says in bad.items())
 
 
+def verdicts(
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, dict[str, str]]:
+    """By model what `table` and `reasons` say, for programs."""
+    each = _answer(results, attacks).verdicts.items()
+    return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
+
+
 def _cell(model: Model, metric: str, style: str) -> Text:
     text = Text(show(model.value(metric), 2), style=style)
     around = model.intervals.get(metric)

@@ -219,7 +219,7 @@ def judge(
     original = original if original is not None and original.name != model.name else None
     facts, ignored = _facts(model, original, retrained, attacks)
     reads = {name: list(CRITERIA[name].read(facts)) for name in asks or CRITERIA}
-    findings = [Finding.of(name, worst(found)) for name, found in reads.items() if found]
+    findings = [Finding.of(name, worst(name, found)) for name, found in reads.items() if found]
     failed = {finding.status for finding in findings if finding.outcome == "fail"}
     status = next((one for one in STATUSES if one in failed), "not shown")
     if all(finding.outcome == "pass" for finding in findings):

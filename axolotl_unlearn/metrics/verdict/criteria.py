@@ -23,6 +23,7 @@ from axolotl_unlearn.metrics.fluency import broken_by
 from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
 from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
 from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Row, Scores
+from axolotl_unlearn.metrics.verdict.words import HEADLINES
 
 #: False alarms among models that do not differ: one in twenty, ...
 ALPHA = 1 - LEVEL
@@ -87,9 +88,15 @@ def read(outcome: str, case: str, **figures: Any) -> Read:
     return Read(outcome, case, figures)
 
 
-def worst(reads: Sequence[Read]) -> Read:
-    """The first of those that decide, by outcome, then by value."""
-    return min(reads, key=lambda r: (OUTCOMES.index(r.outcome), -(r.figures.get("value") or 0.0)))
+def worst(criterion: str, reads: Sequence[Read]) -> Read:
+    """The first of those that decide, by outcome, of failures by status, then by value."""
+
+    def key(one: Read) -> tuple[int, int, float]:
+        status = one.figures.get("status", CRITERIA[criterion].status)
+        grave = [*HEADLINES].index(status) if one.outcome == "fail" else 0
+        return OUTCOMES.index(one.outcome), grave, -(one.figures.get("value") or 0.0)
+
+    return min(reads, key=key)
 
 
 @dataclass(frozen=True)
@@ -285,9 +292,9 @@ def _sets(facts: Facts) -> Iterator[Read]:
         apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
     if apart or (lab is not None and lab.meaningful is False):
         name = max(apart, key=lambda name: abs(apart[name] - 0.5), default="a baseline")
-        yield read("fail", "sets", name=name, value=apart.get(name, 0.5))
+        yield read("fail", "sets", name=f"blind_{name}", value=apart.get(name, 0.5))
     elif gone := [
-        name for name in BLIND
+        f"blind_{name}" for name in BLIND
         if (one := blind.get(name)) is None or None in (one.low, one.auc, one.high, one.separates)
     ]:  # fmt: skip
         yield read("missing", "blind", names=gone)

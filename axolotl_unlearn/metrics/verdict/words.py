@@ -14,7 +14,7 @@ HEADLINES = {
     "good": "forgets without standing out and keeps the rest",
 }
 
-_CELLS = "{value:.2f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.2f} is asked"
+_CELLS = "{value:.{digits}f} [{low:.2f}, {high:.2f}] of 1, at least {limit:.{digits}f} is asked"
 _SIDE = {
     "empty": "it has no cell with a value",
     "cell": "{name} of {whose} rows has no score, or its rows were not counted",
@@ -42,9 +42,10 @@ WORDS = {
         "guess": "its utility cannot be judged: what guessing gives is not known",
         "ungated": "its utility was not gated, for want of an original to compare",
         "groups": "the original has no utility of some groups of questions",
-        "chance": "utility {value:.2f} of {n} questions, guessing gives {limit:.2f}",
+        "chance": "utility {value:.{digits}f} of {n} questions, guessing gives {limit:.{digits}f}",
         "group": "utility in {group} fell from {before} to {after} of {n} questions (p {p})",
-        "gate": "utility {value:.2f} [{low:.2f}, {high:.2f}], at least {limit:.2f} is asked",
+        "gate": "utility {value:.{digits}f} [{low:.2f}, {high:.2f}], at least {limit:.{digits}f}"
+        " is asked",
     },
     "control": {
         "gone": "the retrained model that it was compared with is not there",
@@ -142,6 +143,7 @@ ALONE = (
 _NAMES = {
     "loss": "loss",
     "zlib": "loss per compressed byte",
+    "blind_zlib": "compressed size",
     "min_k_20": "Min-K% 20",
     "min_k_plus_20": "Min-K%++ 20",
     "reference": "loss ratio to a reference",
@@ -162,7 +164,7 @@ _NAMES = {
 
 def name_of(name: str) -> str:
     """An attack (or a manner of answering) in words: "min_k_plus_20" is "Min-K%++ 20"."""
-    return _NAMES.get(name, name.replace("_", " "))
+    return _NAMES.get(name, name.removeprefix("blind_").replace("_", " "))
 
 
 def p_value(value: float) -> str:
@@ -176,6 +178,9 @@ def says(criterion: str, case: str, figures: Mapping[str, Any]) -> str:
         words[key] = name_of(words[key])
     if words.get("p") is not None:
         words["p"] = p_value(words["p"])
+    value, limit = (words.get(key) or 0.0 for key in ("value", "limit"))
+    # Two that are not the same do not look the same.
+    words["digits"] = next((n for n in (2, 3, 4) if f"{value:.{n}f}" != f"{limit:.{n}f}"), 2)
     words["names"] = ", ".join(map(name_of, words.get("names", ())))
     words["readings"] = ", ".join(f"{n} {name}" for name, n in words.get("readings", {}).items())
     needed = words.get("needed")
