@@ -451,9 +451,7 @@ def _preferred(
             if read({**row, name: ""}) != (asked, chosen):  # the null was written as "None"
                 raise KeyError(name)
         chosen += "" if chosen.endswith(end) else end
-        prompt, whole = (
-            list(tokenizer(text)["input_ids"]) for text in (asked, asked + chosen)
-        )
+        prompt, whole = (list(tokenizer(text)["input_ids"]) for text in (asked, asked + chosen))
         if tokenizer.bos_token_id is not None:
             prompt, whole = (
                 remove_double_bos_token({"input_ids": ids}, tokenizer.bos_token_id)["input_ids"]
