@@ -395,7 +395,7 @@ PREFERRED = {"prompt": "Who?", "chosen": "Ada", "rejected": "Bo"}
 @pytest.mark.parametrize(("entry", "change"), [
     ({"rl": "dpo"}, {"chosen": None}), ({"rl": "dpo"}, {"prompt": None}),
     ({"rl": "dpo", "type": "chatml"}, {"chosen": None}),
-    ({"rl": "dpo", "type": "llama3"}, {"prompt": None}),
+    ({"rl": "dpo", "type": "llama3"}, {"prompt": None, "instruction": "Who?"}),
     ({"rl": "ipo"}, {"chosen": [{"role": "assistant", "content": "Ada"}]}),
     ({"rl": "dpo", "type": "chatml.intel"}, {}),
     ({"rl": "dpo", "type": "chat_template.default"}, {}),
@@ -411,6 +411,15 @@ def test_rows_that_their_type_cannot_read_are_said(entry, change):
     with fails("data.type-cannot-read") as told:
         typed.encode(given, data, byte_tokenizer(), cfg, "rows.jsonl")
     assert "rows.jsonl: " in str(told.value) and "Ada" not in str(told.value)
+
+
+def test_a_null_that_is_not_of_the_chosen_text_is_no_fault():
+    """That of a rejected answer was one, where the config gives its field another name."""
+    kind = {"field_rejected": "worse", "prompt_format": "{system} {prompt}"}
+    data = DataArgs(rows={"rl": "dpo", "type": kind})
+    given = typed.sources([("line 1", PREFERRED | {"worse": None, "system": None})], "r", data)
+    (found,) = typed.encode(given, data, byte_tokenizer(), DictDefault({"sequence_len": 64}), "r")
+    assert bytes(found.input_ids[:-1]) == b" Who?Ada"
 
 
 @pytest.mark.parametrize(

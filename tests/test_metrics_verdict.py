@@ -36,6 +36,7 @@ from axolotl_unlearn.metrics.verdict import (
     strongest_gain,
     wrecks,
 )
+from axolotl_unlearn.requests.run import ANSWER_TOKENS
 
 ORIGINAL = three()[0]
 
@@ -419,6 +420,15 @@ def test_texts_of_few_authors_are_no_independent_texts():
             values[:] = [x + 0.4 * (i % 5) for i, x in enumerate(values)]
     found = judge(model)
     assert found.status == "not shown" and found.power["clusters"] == [5, 5]
+
+
+def test_long_texts_of_a_request_are_not_cut_off():
+    """A request lets them be 96 tokens; the verdict asked for 128, so each record with a long row
+    said that this was not measured."""
+    original, retrained, model = three()
+    cut_texts(original, retrained, model)
+    model["max_gen_toks"] = ANSWER_TOKENS
+    assert not {one.id: one for one in judge(model, original, retrained).findings}["said"].missing
 
 
 def test_rows_of_few_authors_are_no_independent_rows():

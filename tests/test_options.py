@@ -149,6 +149,7 @@ def test_bfloat16_that_a_processor_only_emulates_is_noted(stage, monkeypatch, em
     """SmolLM2 made no step in seven minutes, without a word."""
     supported = mock.Mock(return_value=not emulated)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", supported)
+    monkeypatch.setattr("axolotl_unlearn.device.accelerator", lambda: None)
     said = {bf16: " ".join(setting_notes(config(stage, "x") | {"bf16": bf16}))
             for bf16 in (True, "full", "auto", False)}  # fmt: skip
     noted = {bf16 for bf16, notes in said.items() if "only emulates bfloat16" in notes}

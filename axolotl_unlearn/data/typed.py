@@ -439,16 +439,19 @@ def _preferred(
     more = {}
     if transform and "tokenizer" in inspect.signature(transform).parameters:
         more["tokenizer"] = tokenizer
-    token_rows = []
+
+    def read(row: Mapping[str, Any]) -> tuple[str, str]:
+        made = transform(dict(row), **more) if transform else row
+        return made["prompt"], made["chosen"]
+
+    token_rows, end = [], tokenizer.eos_token
     for row in dataset:
-        # A type that puts a null into a text makes it "None"; a field that is not there is missed.
-        row = {name: text for name, text in row.items() if text is not None or "reject" in name}
-        made = transform(row, **more) if transform else row
-        chosen, end = made["chosen"], tokenizer.eos_token
+        asked, chosen = read(row)
+        for name in (name for name, value in row.items() if value is None):
+            if read({**row, name: ""}) != (asked, chosen):  # the null was written as "None"
+                raise KeyError(name)
         chosen += "" if chosen.endswith(end) else end
-        prompt, whole = (
-            list(tokenizer(text)["input_ids"]) for text in (made["prompt"], made["prompt"] + chosen)
-        )
+        prompt, whole = (list(tokenizer(text)["input_ids"]) for text in (asked, asked + chosen))
         if tokenizer.bos_token_id is not None:
             prompt, whole = (
                 remove_double_bos_token({"input_ids": ids}, tokenizer.bos_token_id)["input_ids"]

@@ -41,8 +41,8 @@ from axolotl_unlearn.requests.ways import WAY, WAYS, choose, plan, way_of
 
 #: Retained rows whose loss is compared.
 KEPT_ROWS = 100
-#: New tokens of an answer that is looked for.
-ANSWER_TOKENS = 96
+#: New tokens of an answer or text that is looked for; of long texts the verdict asks for these.
+ANSWER_TOKENS = 128
 #: Of each attack; on the way `match` alone, since an exact model is its own control.
 ATTACKS: dict[str, dict[str, Any]] = {
     "quantise": {"schemes": ["int8", "int4"]},
