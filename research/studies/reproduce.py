@@ -132,7 +132,7 @@ class Real(Tiny):
     """SmolLM2-135M-Instruct and LUME; unseen rows of its validation split set the level of `match`."""
 
     strengths, methods = REAL, METHODS
-    options = ("--dtype", "bfloat16", "--max-gen-toks", 96, "--batch-size", 128)
+    options = ("--dtype", "bfloat16", "--max-gen-toks", 128, "--batch-size", 128)
 
     def draw(self) -> None:
         self.base = self.out.parent / "smollm2"
@@ -171,7 +171,7 @@ class Real(Tiny):
         """In 4 bits, after 20 steps on forgotten documents of others, and by every score."""
         control = ["--control", f"retrained={self.path('retrained')}", "--data", self.half]
         control += ["--out", self.out / "attacks", "--dtype", "bfloat16"]
-        asked = ["--max-new-tokens", 96, "--batch-size", 128]
+        asked = ["--max-new-tokens", 128, "--batch-size", 128]
         for kind, more in (("quantise", [*asked, "--schemes", "nf4"]), ("membership", []),
                            ("relearn", [*asked, "--source", "forget", "--steps", 20])):  # fmt: skip
             words = ["axolotl-unlearn", "attack", kind, f"{name}={self.path(name)}"]
