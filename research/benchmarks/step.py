@@ -357,7 +357,7 @@ def ratios(table: dict) -> dict[str, dict[str, float]]:
         add(f"{other} / ours", other, "ours")
         add(f"ours / {other}", "ours", other)
     for mine in ("ours", "ours_first_epoch", "ours_cached", "ours_npo_nll"):
-        for plain in ("finetune", "finetune_packed"):
+        for plain in ("finetune", "finetune_packed", "trl"):
             add(f"{mine} / {plain}", mine, plain)
     return found
 
