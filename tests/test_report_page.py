@@ -127,7 +127,7 @@ def test_the_audit_list_is_made_of_the_results(tmp_path):
     page = (tmp_path / "report.html").read_text()
     _, table, second = page.split('<div class="audit">')
     assert "<h3>known: " in table and "<h3>other: " in second and "invented" not in page
-    first = table[: table.index("spoken")]
+    first = table[table.index("</h3>") : table.index("spoken")]
     assert worst["reading"] == "recited" and "recited" in table and "not told" not in first
 
 
@@ -284,7 +284,7 @@ def test_nothing_is_fetched_and_the_page_is_small(tmp_path):
     assert links - anchors == {"data:,"}
     # The table of contents names every section, and only those that are there.
     sections = set(re.findall(r'<section id="([a-z-]+)"', page))
-    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 5
+    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 4
     assert path.stat().st_size < 2_000_000
 
 

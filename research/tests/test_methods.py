@@ -36,7 +36,7 @@ from research.methods.weights import Anneal
 # ruff: noqa: F811
 PRESETS = Path(__file__).parents[1] / "methods/presets"
 SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
-SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
+SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora", "lora_r": 4, "lora_alpha": 4}
 
 
 def of(name: str, **settings) -> list[dict]:
@@ -88,7 +88,9 @@ GUARD, TARF = of("attribution:RowWeights", temperature=1), of("retain_filter:Ret
 def test_faults_are_found_before_anything_is_loaded(cfg, block, says):
     assert any(says in fault for fault in setting_faults(cfg, parse_unlearn(block)))
     fine = SIDES | {"extensions": of("surgery:Surgery", method="gu")}
-    assert not setting_faults({"adapter": "lora"}, parse_unlearn(fine))
+    assert not setting_faults(
+        {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}, parse_unlearn(fine)
+    )
 
 
 def prepared_rows(folder: Path) -> list[dict]:
