@@ -70,7 +70,6 @@ def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
         ("step", "ours", "finetune_packed"): "plain LoRA fine-tuning with packed rows",
         ("step", "ours_first_epoch", "finetune_packed"): "the same, first epoch",
         ("step_document", "ours", "finetune_packed"): "the same, labels on whole documents",
-        ("step", "ours", "trl"): "TRL's SFTTrainer with packed rows",
         ("step", "ours_npo_nll", "finetune_packed"): "packed fine-tuning, ours without KL",
     }.items():
         if one := made.get(plan, {"ratios": {}})["ratios"].get(f"{ours} / {other}"):

@@ -13,7 +13,6 @@ and its released code, the framework's TOFU-style trainers), not copied:
   the longest; sums of label log-probs and KL from full float32 logits.
 - ``finetune``: the model's own loss on the same eight rows.
 - ``finetune_packed``: the same with the rows laid end to end, as Axolotl's sample packing would.
-- ``trl``: those rows and labels through the loss of TRL's SFTTrainer, which also logs entropy and accuracy.
 """
 
 from __future__ import annotations
@@ -89,42 +88,19 @@ def finetune(model, known):
 def finetune_packed(model, known):
     """Plain LoRA fine-tuning on rows laid end to end."""
 
-    return lambda batch: model(**_packed(batch), use_cache=False).loss
+    def loss(batch):
+        real = batch["attention_mask"].bool()
+        positions = real.cumsum(-1) - 1
+        labels = batch["labels"].clone()
+        labels[:, 0] = -100  # no row predicts the next one's first token
+        return model(
+            input_ids=batch["input_ids"][real][None],
+            position_ids=positions[real][None],
+            labels=labels[real][None],
+            use_cache=False,
+        ).loss
 
-
-def trl(model, known):
-    """TRL's own trainer (its version is that of the environment) on rows laid end to end."""
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    folder = tempfile.mkdtemp()
-    how = {
-        "padding_free": True,
-        "max_length": None,
-        "dataset_kwargs": {"skip_prepare_dataset": True},
-    }
-    args = SFTConfig(output_dir=folder, report_to=[], use_cpu=True, bf16=False, **how)
-    rows = Dataset.from_dict({"input_ids": [[models.EOS]], "labels": [[models.EOS]]})
-    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=_tokenizer())
-    return lambda batch: trainer.compute_loss(model, _packed(batch))
-
-
-def _packed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    real = batch["attention_mask"].bool()
-    labels = batch["labels"].clone()
-    labels[:, 0] = -100  # no row predicts the next one's first token
-    found = {"input_ids": batch["input_ids"], "position_ids": real.cumsum(-1) - 1, "labels": labels}
-    return {name: one[real][None] for name, one in found.items()}
-
-
-def _tokenizer():
-    """One word: SFTTrainer asks for a tokenizer, and makes no tokens here."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({"<end>": models.EOS, "<pad>": models.PAD}, unk_token="<end>"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
+    return loss
 
 
 def zjuklab(model, known):
@@ -222,7 +198,6 @@ VARIANTS = {
     "ours_npo_nll": lambda m, known: ours(m, known, kl=False),
     "finetune": finetune,
     "finetune_packed": finetune_packed,
-    "trl": trl,
     "framework": framework,
     "zjuklab": zjuklab,
 }
@@ -357,7 +332,7 @@ def ratios(table: dict) -> dict[str, dict[str, float]]:
         add(f"{other} / ours", other, "ours")
         add(f"ours / {other}", "ours", other)
     for mine in ("ours", "ours_first_epoch", "ours_cached", "ours_npo_nll"):
-        for plain in ("finetune", "finetune_packed", "trl"):
+        for plain in ("finetune", "finetune_packed"):
             add(f"{mine} / {plain}", mine, plain)
     return found
 
