@@ -1,4 +1,4 @@
-"""The one exception that users of axolotl-unlearn meet."""
+"""The one exception that users of axolotl-unlearn meet, and how sentences count."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ class UnlearnError(ValueError):
     def __init__(self, message: str = "", *, code: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+
+def counted(count: int, one: str, more: str = "") -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 @contextmanager

@@ -270,7 +270,8 @@ def test_full_fine_tuning_in_parts_goes_on(stage, way):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trained", "compares"), [({}, False), (LORA, True)], ids=["full", "lora"])
+@pytest.mark.parametrize("trained", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("compares", [False, True])
 def test_match_with_looks(life, trained, compares):  # noqa: F811
     """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
     found, runs = [], [(1, RANK), (2, RANK)]

@@ -22,7 +22,7 @@ from axolotl_unlearn.attacks.target import AttackTarget, collate, limited, read_
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.evaluation.sets import side_records
 from axolotl_unlearn.store import Store
 
@@ -201,10 +201,7 @@ def relearn_attack(
         scores_after(one, store, training_rows, asked, steps, how) if one else {}
         for one in (subject, control)
     )
-    rows = [
-        figures_row(f"{n} step{'s' * (n != 1)}", one, ours[0], theirs.get(n))
-        for n, one in ours.items()
-    ]
+    rows = [figures_row(counted(n, "step"), one, ours[0], theirs.get(n)) for n, one in ours.items()]
     facts = {"source": source, "training_rows": len(training_rows), "training": vars(how)}
-    title = f"Relearning on {len(training_rows)} {source} row{'s' * (len(training_rows) != 1)}"
+    title = f"Relearning on {counted(len(training_rows), f'{source} row')}"
     return result_of("relearn", title, subject, control, rows, **facts)

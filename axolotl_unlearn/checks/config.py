@@ -279,8 +279,8 @@ def setting_notes(cfg: dict) -> list[str]:
          f"`{chat}` renders no row here: with `unlearn.data.chat_template: true` records are "
          "forgotten as the chats that the model learned."),
         (cfg.get("bf16") in (True, "full") and emulates_bfloat16(),
-         "`bf16` makes this run many times slower: this processor only emulates bfloat16 (it has "
-         "neither avx512_bf16 nor amx_bf16). Set `bf16: false`."),
+         "`bf16` makes this run many times slower: this processor only emulates bfloat16. Set "
+         "`bf16: false`."),
         (quantised,
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
          "whole ones: evaluate the merged model, which is another."),

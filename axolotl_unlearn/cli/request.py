@@ -24,7 +24,7 @@ from axolotl_unlearn.cli._options import (
     printed,
     say_plainly,
 )
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _PLACE = click.Path(exists=True, path_type=Path)
@@ -149,7 +149,6 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
 
 def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     from axolotl_unlearn.requests.choose import Wanted, speaking
-    from axolotl_unlearn.requests.request import counted
 
     facts, offered = made.request.facts, made.offered
     counts = facts["counts"]
@@ -195,7 +194,7 @@ def plan(folder: Path):
     from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests import ways
     from axolotl_unlearn.requests.new import LEAST_HELDOUT
-    from axolotl_unlearn.requests.request import Request, counted
+    from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.verdict import needed
 
     request = Request.load(folder)
@@ -254,7 +253,7 @@ def run(folder: Path, **given: Any):
 @click.argument("requests_dir", metavar="[REQUESTS]", type=_PLACE, default="requests")
 def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
-    from axolotl_unlearn.requests.request import Ledger, Request, counted
+    from axolotl_unlearn.requests.request import Ledger, Request
 
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
@@ -336,7 +335,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
-    from axolotl_unlearn.requests.request import counted, held, home
+    from axolotl_unlearn.requests.request import held, home
 
     with ExitStack() as stack:
         if yes and (folder / "request.json").is_file():  # nobody removes or trains beside it
@@ -471,7 +470,6 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     plain `axolotl train` filter the file.
     """
     from axolotl_unlearn.requests import rows as rows_of
-    from axolotl_unlearn.requests.request import counted
 
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."

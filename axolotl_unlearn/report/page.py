@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.errors import counted
 from axolotl_unlearn.files import write
 from axolotl_unlearn.metrics.intervals import smallest_difference
 from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
@@ -87,7 +88,7 @@ class View:
 
     @property
     def facts(self) -> str:
-        facts = [_counted(len(self.models), "model")]
+        facts = [counted(len(self.models), "model")]
         facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
         made = re.sub(r"T(\d\d:\d\d):\d\d\+00:00$", r" \1 UTC", self.results.created)
         return " · ".join([*facts, *[made] * bool(made)])
@@ -101,7 +102,7 @@ class View:
         for place, name in enumerate(candidates):
             mine = [row for row in rows if row.get("model") == name]
             readings = Counter(str(row.get("reading", "")) for row in mine)
-            label = f"{name}: {_counted(len(mine), 'document')}, "
+            label = f"{name}: {counted(len(mine), 'document')}, "
             label += ", ".join(f"{n} {reading}" for reading, n in readings.items())
             if len(mine) > most:
                 label += f"; the {most} worst are listed, audit.jsonl has all"
@@ -179,16 +180,12 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     ]
     return {
         "document": str(row.get("document", "")),
-        "count": _counted(len(inner), "row") if inner else "",
+        "count": counted(len(inner), "row") if inner else "",
         "texts": texts,
         "reading": str(row.get("reading", "")),
         "bad": bool(row.get("told")) or row.get("reading") in ("recited", "still said"),
         "figures": figures,
     }
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def p_value(value: float, name: str = "p ") -> str:

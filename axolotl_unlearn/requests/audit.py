@@ -17,13 +17,13 @@ from typing import Any
 
 from axolotl_unlearn.data.documents import read_documents, with_prompt
 from axolotl_unlearn.data.records import read_records
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics.audit import RATE, READINGS, RECITED_TOKENS
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Ledger, counted, model_facts, read_json
+from axolotl_unlearn.requests.request import Ledger, model_facts, read_json
 from axolotl_unlearn.requests.verdict import without_answers
 from axolotl_unlearn.requests.verify import check_base, compare_files, erased
 

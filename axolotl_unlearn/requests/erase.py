@@ -22,7 +22,7 @@ from typing import Any
 from rich.filesize import decimal as sized
 
 from axolotl_unlearn.data.prepared import is_prepared
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import MANIFEST, read_manifest, remove
 from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
@@ -35,7 +35,6 @@ from axolotl_unlearn.requests.record import ERASED, RECORD, amend, read
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
-    counted,
     digest,
     fault,
     home,

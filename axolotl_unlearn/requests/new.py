@@ -15,7 +15,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import MEMORISE, SHAPING
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.evaluation.canaries import COIN, read_coins
 from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import bound
@@ -36,7 +36,6 @@ from axolotl_unlearn.requests.request import (
     SCHEMA,
     Ledger,
     Request,
-    counted,
     digest,
     fault,
     now,

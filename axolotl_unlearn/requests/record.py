@@ -26,7 +26,7 @@ from pydantic import Field, create_model
 
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import locked
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.metrics.audit import READINGS
@@ -40,7 +40,6 @@ from axolotl_unlearn.requests.request import (
     Request,
     Sha,
     canonical,
-    counted,
     digest,
     fault,
     home,

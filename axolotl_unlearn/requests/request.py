@@ -661,8 +661,3 @@ write_lines = partial(files.write_lines, private=True)
 
 def write_yaml(path: Path, head: str, content: Mapping[str, Any]) -> None:
     write_private(path, f"# {head}\n" + yaml.safe_dump(dict(content), sort_keys=False))
-
-
-def counted(count: int, one: str, more: str = "") -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{count} {one if count == 1 else more or one + 's'}"

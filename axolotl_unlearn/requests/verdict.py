@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.errors import counted
 from axolotl_unlearn.metrics.audit import RATE
-from axolotl_unlearn.requests.request import Request, counted, fault, read_json, weights
+from axolotl_unlearn.requests.request import Request, fault, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
 
 Line = Mapping[str, Any]

@@ -27,7 +27,7 @@ from dateutil.relativedelta import relativedelta
 from pydantic import model_validator
 
 from axolotl_unlearn.data.suppression import LIST, Suppression
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.record import signature
@@ -40,7 +40,6 @@ from axolotl_unlearn.requests.request import (
     Request,
     Sha,
     canonical,
-    counted,
     digest,
     fault,
     home,

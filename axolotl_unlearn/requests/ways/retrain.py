@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from axolotl_unlearn.device import hardware
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
@@ -27,7 +27,6 @@ from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
-    counted,
     digest,
     fault,
     held,
