@@ -120,7 +120,7 @@ def prepared(stage: Path, block: dict, **changes) -> tuple:
             for role in roles
         ],
         "unlearn": block,
-        "dataset_num_proc": 1,
+        "dataset_num_proc": 0,
         "sequence_len": 256,
         "lora_r": 4,
         "lora_target_linear": False,

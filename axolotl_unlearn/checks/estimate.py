@@ -158,7 +158,7 @@ def memory(
     kept = (14.5 if half else 8.5) * hidden + 4 * inner
     beside = 6 * hidden + 3 * inner
     # Float32 logits of a chunk that are there at once; of distributions it is half as large.
-    of_labels, of_distributions = (2.8, 5.8) if lora else (1.9, 3.6)
+    of_labels, of_distributions = (2.8, 5.8) if lora else (1.9, 3.1)
     chunk, alive = args.chunk_mib * 2**20, [0.0]
     for (sees, compares, _), roles in at_head.items():
         asked = 4 * vocabulary * each_row * sum(rows[role] for role in roles)

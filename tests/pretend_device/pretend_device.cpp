@@ -334,6 +334,9 @@ const std::unordered_set<std::string> BY_INDEX = {
 const std::unordered_set<std::string> TAKE_CPU_SCALAR = {
     "fill_", "masked_fill_", "masked_fill", "index_put", "index_put_", "_index_put_impl_",
     "_unsafe_index_put", "index_fill_", "index_fill", "bernoulli_"};
+// A processor without instructions for bfloat16 multiplies it ten times as slowly as float32. Sums
+// are float32 in either way. (They arrive as `mm.out`.)
+const std::unordered_set<std::string> PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"};
 
 struct Call {
   const c10::OperatorHandle& op;
@@ -420,7 +423,16 @@ void fallback(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* 
   }
   if (call.by_index && !is_pretend(call.shared.front().pretend)) call.waited.clear();
   if (!call.waited.empty()) waits(call.waited);
+  Tensor narrow;
+  if (PRODUCTS.count(call.name) && op.schema().overload_name() == "out")
+    for (size_t i = begin; i < stack->size(); i++) {
+      IValue& value = (*stack)[i];
+      if (!value.isTensor() || value.toTensor().scalar_type() != at::kBFloat16) continue;
+      narrow = value.toTensor();  // the last one is what is written to
+      value = narrow.to(at::kFloat);
+    }
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+  if (narrow.defined()) stack->back() = narrow.copy_(stack->back().toTensor());
   for (auto& one : call.shared)
     if (one.written) write_back(one);
   const Device device = call.device.value_or(here());
