@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.shards import is_routed
 from axolotl_unlearn.store import file_digest
@@ -348,6 +350,9 @@ def load_model(
         join = route if is_routed(spec.adapter) else merge_adapter
         model = join(model, spec.adapter)
     check_finite(model, spec.name)
+    if str(model.dtype) == "torch.bfloat16" and str(device) == "cpu" and emulates_bfloat16():
+        says = "this processor only emulates bfloat16, which is many times slower than float32"
+        logging.getLogger(__name__).warning(f"{spec.name}: {says}")
     return (model if device_map else model.to(device)).eval()
 
 

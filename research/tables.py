@@ -63,13 +63,14 @@ def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
         ("step", "ours / zjuklab", "ZJUKLAB's (second model, padded to 256, retain rows twice)"),
         ("step", "ours / framework", "the framework's (second model, sides apart, whole logits)"),
         ("step", "ours / finetune", "plain LoRA fine-tuning on the same padded rows"),
+        ("step", "ours / trl", "TRL's SFT trainer with `padding_free`"),
         ("step", "ours / finetune_packed", "plain LoRA fine-tuning with packed rows"),
         ("step", "ours_first_epoch / finetune_packed", "the same, first epoch"),
         ("step_document", "ours / finetune_packed", "the same, labels on whole documents"),
         ("step", "ours_npo_nll / finetune_packed", "packed fine-tuning, ours without KL"),
     ):
-        one = made[plan]["ratios"][ratio]
-        rows.append([name, *(f"{one[key]:.2f}" for key in ("time", "cpu_time", "memory"))])
+        if one := made.get(plan, {}).get("ratios", {}).get(ratio):
+            rows.append([name, *(f"{one[key]:.2f}" for key in ("time", "cpu_time", "memory"))])
     first = "our step (NPO + NLL + KL, adapter off; second epoch on) against"
     columns = [first, "time", "processor time", "memory"]
     return {"speed-and-memory": {"columns": columns, "rows": rows}}

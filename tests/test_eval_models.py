@@ -247,6 +247,16 @@ def test_a_spread_model_says_the_same(tmp_path):
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("emulated", [True, False])
+def test_bfloat16_that_a_processor_only_emulates_is_said(home, monkeypatch, caplog, emulated):
+    monkeypatch.setattr("axolotl_unlearn.models.emulates_bfloat16", lambda: emulated)
+    spec, *_ = parse_models([str(home / "base")])
+    for dtype, said in ((torch.float32, False), (torch.bfloat16, emulated)):
+        caplog.clear()
+        load_model(spec, dtype=dtype, device="cpu")
+        assert ("only emulates bfloat16" in caplog.text) == said
+
+
 def test_nan_weights_are_refused():
     model = tiny_llama()
     with torch.no_grad():

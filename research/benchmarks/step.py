@@ -13,6 +13,7 @@ and its released code, the framework's TOFU-style trainers), not copied:
   the longest; sums of label log-probs and KL from full float32 logits.
 - ``finetune``: the model's own loss on the same eight rows.
 - ``finetune_packed``: the same with the rows laid end to end, as Axolotl's sample packing would.
+- ``trl``: the loss of TRL's SFT trainer, which collates them itself, without padding.
 """
 
 from __future__ import annotations
@@ -103,6 +104,29 @@ def finetune_packed(model, known):
     return loss
 
 
+def trl(model, known):
+    """Fine-tuning by TRL's trainer, with ``padding_free``."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(kinds.WordLevel({"a": 0}, unk_token="a"))
+    words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="a")
+    config = {"padding_free": True, "max_length": None, "gradient_checkpointing": False}
+    config |= {"use_cpu": True, "bf16": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    config, rows = SFTConfig(tempfile.mkdtemp(), **config), Dataset.from_dict({"input_ids": [[0]]})
+    trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=words)
+
+    def loss(batch):
+        keys, lengths = ("input_ids", "labels"), batch["attention_mask"].sum(-1).tolist()
+        rows = [{k: batch[k][i, :n].tolist() for k in keys} for i, n in enumerate(lengths)]
+        return trainer.compute_loss(model, trainer.data_collator(rows))
+
+    return loss
+
+
 def zjuklab(model, known):
     """.4 NPO (token mean of the batch) + .4 KL(ref || policy), all positions + .2 NLL."""
     reference = _second_model(model)
@@ -119,14 +143,7 @@ def zjuklab(model, known):
         nll = model(**retain, use_cache=False).loss
         with torch.no_grad():
             ref_logits = reference(**retain, use_cache=False).logits
-        logits = model(**retain, use_cache=False).logits
-        width = logits.shape[-1]
-        kl = F.kl_div(
-            F.log_softmax(logits.float(), -1).view(-1, width),
-            F.log_softmax(ref_logits.float(), -1).view(-1, width),
-            reduction="batchmean",
-            log_target=True,
-        )
+        kl = _kl(model(**retain, use_cache=False).logits, ref_logits)
         return 0.4 * npo + 0.4 * kl + 0.2 * nll
 
     return loss
@@ -144,9 +161,8 @@ def framework(model, known):
 
     def sequence_nll(which, rows):
         logits = which(**rows, use_cache=False).logits[:, :-1].float()
-        labels = rows["labels"][:, 1:]
         losses = F.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=-100, reduction="none"
+            logits.transpose(1, 2), rows["labels"][:, 1:], ignore_index=-100, reduction="none"
         )
         return losses.sum(-1)
 
@@ -159,16 +175,15 @@ def framework(model, known):
         out = model(**retain, use_cache=False)
         with torch.no_grad():
             ref_logits = reference(**retain, use_cache=False).logits
-        width = ref_logits.shape[-1]
-        kl = F.kl_div(
-            F.log_softmax(out.logits.float(), -1).view(-1, width),
-            F.log_softmax(ref_logits.float(), -1).view(-1, width),
-            reduction="batchmean",
-            log_target=True,
-        )
-        return 0.4 * npo + 0.4 * out.loss + 0.2 * kl
+        return 0.4 * npo + 0.4 * out.loss + 0.2 * _kl(out.logits, ref_logits)
 
     return loss
+
+
+def _kl(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(reference || policy) of float32 logits, a mean over positions."""
+    p, q = (x.float().log_softmax(-1).flatten(0, 1) for x in (logits, reference))
+    return F.kl_div(p, q, reduction="batchmean", log_target=True)
 
 
 def _second_model(model) -> nn.Module:
@@ -183,11 +198,8 @@ def _second_model(model) -> nn.Module:
 def _left_padded(batch: dict[str, Tensor], rows: Tensor, width: int) -> dict[str, Tensor]:
     out = {}
     for key, fill in (("input_ids", models.PAD), ("attention_mask", 0), ("labels", -100)):
-        values = batch[key][rows]
-        made = torch.full((len(values), width), fill)
-        for i, length in enumerate(batch["attention_mask"][rows].sum(-1).tolist()):
-            made[i, width - length :] = values[i, :length]
-        out[key] = made
+        of_rows = zip(batch[key][rows], batch["attention_mask"][rows].sum(-1).tolist(), strict=True)
+        out[key] = torch.stack([F.pad(x[:n], (width - n, 0), value=fill) for x, n in of_rows])
     return out
 
 
@@ -198,6 +210,7 @@ VARIANTS = {
     "ours_npo_nll": lambda m, known: ours(m, known, kl=False),
     "finetune": finetune,
     "finetune_packed": finetune_packed,
+    "trl": trl,
     "framework": framework,
     "zjuklab": zjuklab,
 }
@@ -277,7 +290,7 @@ def compare(
 
     Returns:
         variant -> ``seconds`` (median), ``cpu_seconds``, ``peak_mb``; under ``ratios`` the median
-        over paired steps of other / ours and ours / finetune.
+        over paired steps of ours / other.
     """
     results: dict[str, dict] = {}
     for _ in range(rounds):
@@ -289,9 +302,7 @@ def compare(
                     *("--precision", precision, "--threads", str(threads)),
                 ],
             )
-            kept = results.setdefault(
-                variant, {"all": [], "cpu": [], "peak_mb": 0.0, "tokens": [], "padded": []}
-            )
+            kept = results.setdefault(variant, {"all": [], "cpu": [], "peak_mb": 0.0})
             kept["all"] += got["seconds"]
             kept["cpu"] += got["cpu_seconds"]
             kept["tokens"], kept["padded"] = got["tokens"], got["padded"]
@@ -316,7 +327,7 @@ def compare(
 
 
 def ratios(table: dict) -> dict[str, dict[str, float]]:
-    """Medians of paired ratios: how much slower others are, and ours against fine-tuning."""
+    """Medians of paired ratios, ours against the others."""
     found: dict[str, dict[str, float]] = {}
 
     def add(name: str, over: str, under: str) -> None:
@@ -328,12 +339,9 @@ def ratios(table: dict) -> dict[str, dict[str, float]]:
             }
             found[name]["memory"] = round(a["peak_mb"] / b["peak_mb"], 3)
 
-    for other in ("zjuklab", "framework"):
-        add(f"{other} / ours", other, "ours")
-        add(f"ours / {other}", "ours", other)
     for mine in ("ours", "ours_first_epoch", "ours_cached", "ours_npo_nll"):
-        for plain in ("finetune", "finetune_packed"):
-            add(f"{mine} / {plain}", mine, plain)
+        for other in ("finetune", "finetune_packed", "trl", "framework", "zjuklab"):
+            add(f"{mine} / {other}", mine, other)
     return found
 
 
