@@ -12,9 +12,10 @@ import unicodedata
 import regex
 
 _QUOTES = {"'": "‘’‚‛‹›′ʹʼˈ＇´", '"': "“”„‟″«»＂"}
-_VARIANTS = {ord(char): plain for plain, chars in _QUOTES.items() for char in chars}
+_PLAIN = {char: plain for plain, chars in _QUOTES.items() for char in chars}
 # Dashes (Unicode Pd), hyphen bullet and minus.
-_VARIANTS |= dict.fromkeys(map(ord, "֊־᐀᠆‐‑‒–—―⁃−⸺⸻〰﹘﹣－"), "-")
+_PLAIN |= dict.fromkeys("֊־᐀᠆‐‑‒–—―⁃−⸺⸻〰﹘﹣－", "-")
+_VARIANT = re.compile(f"[{''.join(_PLAIN)}]")  # `str.translate` looks up every letter
 #: Shown as nothing: joiners, directions, soft hyphen, byte order mark, variation selectors; and
 #: the stroke that stretches a word in Arabic.
 _NO_WIDTH = re.compile(
@@ -35,13 +36,17 @@ def normal_form(text: str, *, fold: bool = True) -> str:
     """
     if not text.isascii():
         # Before NFKC: it takes an acute accent that stands alone apart.
-        text = unicodedata.normalize("NFKC", _NO_WIDTH.sub("", text).translate(_VARIANTS))
+        text = unicodedata.normalize("NFKC", _plain(_NO_WIDTH.sub("", text)))
         if fold:
             text = unicodedata.normalize("NFKC", text.casefold())
-        text = text.translate(_VARIANTS)
+        text = _plain(text)
     elif fold:
         text = text.lower()
     return _SPACE.sub(" ", text)
+
+
+def _plain(text: str) -> str:
+    return _VARIANT.sub(lambda found: _PLAIN[found[0]], text)
 
 
 def words(text: str) -> list[str]:

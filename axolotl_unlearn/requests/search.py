@@ -25,7 +25,7 @@ from typing import IO, Any, TypeVar
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.normal_form import normal_form, words
+from axolotl_unlearn.normal_form import WORD, normal_form, words
 
 Decode = Callable[[list[list[int]]], list[str]]
 Part = TypeVar("Part", bytes, str)
@@ -120,11 +120,10 @@ class Texts:
 
     def among(self, text: str) -> set[tuple[str, ...]]:
         """The windows that a text has."""
-        if self.keys:
-            folded = normal_form(text)
-            if not any(key in folded for key in self.keys):
-                return set()
-        spoken = words(text)
+        folded = normal_form(text)
+        if self.keys and not any(key in folded for key in self.keys):
+            return set()
+        spoken = WORD.findall(folded)
         return {w for size in self.sizes for w in in_a_row(spoken, size) if w in self.windows}
 
 
