@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
 
-from axolotl_unlearn.config import unlearn_config
+from axolotl_unlearn.config import nearest, unlearn_config
 from axolotl_unlearn.device import accelerator
 from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sentences
 
@@ -102,6 +102,7 @@ class UnlearnPlugin(BasePlugin):
                 f"{os.environ['WORLD_SIZE']} processes were started, but each would train alone: "
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
+        _check_names(cfg, trainer.model)
         _check_trained(unlearn_config(cfg), trainer.model)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
@@ -257,6 +258,23 @@ def _check_layers(cfg: DictDefault) -> None:
     )
     if faults := architecture_faults(cfg, unlearn_config(cfg), known | overrides):
         raise UnlearnError(" ".join(faults))
+
+
+def _check_names(cfg: DictDefault, model: Any) -> None:
+    """PEFT leaves names of a list out that the model lacks, if it has one of them."""
+    if not cfg.adapter or cfg.lora_model_dir:
+        return
+    names = [name for of in (model.named_modules, model.named_parameters) for name, _ in of()]
+    names = [f".{name}".replace(".base_layer", "") for name in names]
+    for key in ("lora_target_modules", "lora_modules_to_save", "lora_target_parameters"):
+        for given in cfg[key] if isinstance(cfg[key], list) else ():
+            if not any(name.endswith(f".{given}") for name in names):
+                near = nearest(given, {name.rpartition(".")[2] for name in names})
+                raise UnlearnError(
+                    f"`{key}` has {given!r}, which this model lacks, so it would be left out; "
+                    f"correct or remove it{near}.",
+                    code="training.no-module",
+                )
 
 
 def _check_trained(args: UnlearnArgs, model: Any) -> None:

@@ -201,6 +201,10 @@ def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
 
 OWN = "from axolotl_unlearn.objectives import LabelScores, Terms, objective\n"
 BARE = '@objective("own_{0}", unit="{1}", source="none")\ndef own_{0}(scores: LabelScores):\n    '
+EXTENSION = (
+    "from __future__ import annotations\n"
+    "from axolotl_unlearn.training.extensions import Extension\nclass {}(Extension):\n"
+)
 #: A module of the user's, as `unlearn.extensions` and the objective name it -> words of the cure.
 MODULES = {
     "bare": (BARE.format("bare", "token") + "return scores.logp", "own_bare", "returned Tensor"),
@@ -217,6 +221,24 @@ MODULES = {
     "nosource": ('@objective("own_x")\ndef own_x(scores): ...', "own_x", "has no `source=`"),
     "imports": ("import torchh", "npo", "No module named 'torchh'"),
     "function:own_f": ("def own_f(scores): ...", "npo", "has no class 'own_f'"),
+    "plain:Plain": ("class Plain: ...", "npo", "has no class 'Plain' that is an Extension"),
+    "untyped:Untyped": (
+        EXTENSION.format("Untyped") + "    def __init__(self, *, rho=1): ...", "npos", "'npos'",
+    ),
+    "unknown:Unknown": (
+        EXTENSION.format("Unknown") + "    def __init__(self, *, rho: Foo = 1): ...", "npo",
+        "name 'Foo' is not defined",
+    ),
+    "named:Named": (
+        EXTENSION.format("Named") + "    def __init__(self, *, extension: int = 1): ...", "npo",
+        "a key of every entry",
+    ),
+    "idle": (EXTENSION.format("Idle") + "    ...", "npo", "`own_idle:Class`"),
+    "twice": (
+        BARE.format("twice", "row") + "...\n" +
+        BARE.format("twice", "row").replace("def own_twice", "def own_other") + "...", "own_twice",
+        "registered twice",
+    ),
     "absent:": (None, "npo", "PYTHONPATH"),
     "typo": (BARE.format("typo", "row") + "pass", "own_tpo", "extensions add"),
 }  # fmt: skip
@@ -229,7 +251,8 @@ def test_a_mistake_in_a_module_of_ones_own(world, monkeypatch, name):
     text, objective, cure = MODULES[name]
     module, colon, kind = name.partition(":")
     if text:
-        Path(f"own_{module}.py").write_text(OWN + text + "\n")
+        head = "" if text.startswith("from __future__") else OWN
+        Path(f"own_{module}.py").write_text(head + text + "\n")
     block = {"unlearn.extensions": f"own_{module}{colon}{kind}".rstrip(":")}
     Path("my.yml").write_text(
         yaml.safe_dump(config(**block, **{"unlearn.forget": {"objective": objective}}))

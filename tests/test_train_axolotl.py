@@ -392,6 +392,18 @@ def test_weights_that_would_be_lost_or_not_trained_are_refused(stage, patterns, 
         train(stage, "outside", unfrozen_parameters=patterns, unlearn=block)
 
 
+@pytest.mark.parametrize(
+    "key", ["lora_target_modules", "lora_modules_to_save", "lora_target_parameters"]
+)
+def test_a_module_to_train_that_the_model_lacks_is_refused(stage, key):
+    """PEFT left a misspelled name out without a word, so less was trained than the config says."""
+    names = {key: ["q_proj", "upp_proj"]} | {"lora_target_linear": False}
+    if key != "lora_target_modules":
+        names |= {"lora_target_modules": ["q_proj"], key: ["upp_proj"]}
+    with pytest.raises(UnlearnError, match=f"`{key}` has 'upp_proj'.*did you mean 'up_proj'"):
+        train(stage, "misspelled", max_steps=1, **names)
+
+
 def test_workers_of_the_data_loader_change_nothing(stage):
     """On a GPU machine Axolotl has them; rows came from memory that was free again."""
     alone, beside = (

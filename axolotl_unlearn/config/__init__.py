@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
@@ -83,8 +84,17 @@ def _check_parameters(entry: BaseModel, what: str, known: Mapping[str, inspect.P
     Raises:
         ValueError: One that is unknown or has a wrong value.
     """
-    fields = {name: (p.annotation, p.default) for name, p in known.items()}
-    fields = {k: (a, ... if d is inspect.Parameter.empty else d) for k, (a, d) in fields.items()}
+    if taken := known.keys() & type(entry).model_fields:
+        cure = "which is a key of every entry; give it another name"
+        raise ValueError(f"{what} has a parameter `{min(taken)}`, {cure}")
+    none = inspect.Parameter.empty
+    fields = {
+        key: (
+            Any if p.annotation is none else p.annotation,
+            ... if p.default is none else p.default,
+        )
+        for key, p in known.items()
+    }
     try:
         validated = create_model("parameters", __base__=Strict, **fields)(**entry.model_extra)
     except ValidationError as error:
@@ -127,7 +137,10 @@ class ExtensionArgs(BaseModel):
     @model_validator(mode="after")
     def _check_parameters(self) -> ExtensionArgs:
         kind = self.kind
-        known = inspect.signature(kind, eval_str=True).parameters if kind else {}
+        try:
+            known = inspect.signature(kind, eval_str=True).parameters if kind else {}
+        except NameError as error:
+            raise ValueError(f"extension {self.extension}: {error}; correct its module") from None
         _check_parameters(self, f"extension {self.extension}", known)
         return self
 
@@ -148,10 +161,17 @@ def find_extension(name: str) -> Callable[..., Any] | None:
             says = f"cannot be imported ({type(error).__name__}: {error}); correct its module"
         raise ValueError(f"the extension {name!r} {says}") from None
     kind = getattr(found, attribute, None) if attribute else None
-    if attribute and not isinstance(kind, type):
+    if attribute and not (isinstance(kind, type) and hasattr(kind, "takes_gradients")):
         raise ValueError(
-            f"the extension {name!r}: {module} has no class {attribute!r}; give `module:Class` of "
-            f"an Extension, or `{module}` for its objectives alone"
+            f"the extension {name!r}: {module} has no class {attribute!r} that is an Extension; "
+            f"give `module:Class` of one, or `{module}` for its objectives alone"
+        )
+    sources = {module, *(getattr(one, "__module__", None) for one in vars(found).values())}
+    sources |= {one.__name__ for one in vars(found).values() if isinstance(one, ModuleType)}
+    if not (attribute or any(one.function.__module__ in sources for one in OBJECTIVES.values())):
+        raise ValueError(
+            f"the extension {name!r} registers no objective, so it would do nothing; name its "
+            f"class, as `{module}:Class`"
         )
     return kind
 
@@ -212,11 +232,6 @@ class ObjectiveArgs(BaseModel):
             raise ValueError(
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 f"them{', extensions add ' * bool(own)}{', '.join(own)}"
-            )
-        if taken := known.parameters.keys() & type(self).model_fields:
-            raise ValueError(
-                f"objective {self.objective} has a parameter `{min(taken)}`, which is a key of "
-                "every entry; give it another name"
             )
         _check_parameters(self, f"objective {self.objective}", known.parameters)
         if self.reference is not None and not known.reference:

@@ -170,7 +170,8 @@ def objective(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = unit if callable(unit) else lambda _: unit
         known = OBJECTIVES.get(name)
-        if known and known.function.__module__ != function.__module__:
+        same = ("__module__", "__qualname__")  # a module that is loaded again may
+        if known and any(getattr(known.function, of) != getattr(function, of) for of in same):
             raise ValueError(f"objective {name!r} is registered twice")
         OBJECTIVES[name] = Objective(name, function, own, **facts)
         return function
