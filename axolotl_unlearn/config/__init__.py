@@ -168,7 +168,8 @@ def find_extension(name: str) -> Callable[..., Any] | None:
         )
     sources = {module, *(getattr(one, "__module__", None) for one in vars(found).values())}
     sources |= {one.__name__ for one in vars(found).values() if isinstance(one, ModuleType)}
-    if not (attribute or any(one.function.__module__ in sources for one in OBJECTIVES.values())):
+    registering = [one.function.__module__ for one in OBJECTIVES.values()]
+    if not (attribute or any(m in sources or m.startswith(f"{module}.") for m in registering)):
         raise ValueError(
             f"the extension {name!r} registers no objective, so it would do nothing; name its "
             f"class, as `{module}:Class`"
