@@ -431,7 +431,7 @@ class Tofu(UnlearnTask):
         except (OSError, ValueError, KeyError, TypeError):
             raise UnlearnError(
                 f"{path} holds no truth ratios of another model on these {len(ratios)} rows of "
-                f"{split}; make it by evaluating the retrained model with `truth_ratios_out` there.",
+                f"{split}; make it by evaluating the retrained one with `truth_ratios_out` there.",
                 code="tasks.no-truth-ratios",
             ) from None
         return forget_quality(ratios, retrained)[place]
