@@ -60,6 +60,13 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
             faults.append(error)
     if faults or opened[0] is None:
         return faults
+    settings = [one for part in (recipe, *given) for one in (part.get("parameters") or {}).values()]
+    each = [one for some in settings for one in (some if isinstance(some, list) else [some])]
+    named = {str(one.get("filter") or "*") for one in each if isinstance(one, Mapping)} - {"*"}
+    for name in sorted(named):
+        if not any(name in tensor for tensor in (*opened[0].tensors, HEAD)):
+            says = f"`filter: {name}` is in the name of no weight of {opened[0].path}; correct it."
+            faults.append(_fault("no-value", says))
     for model in filter(None, opened):
         try:
             _fits(opened[0], model)
@@ -130,6 +137,9 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
             else:
                 if key == "density" and not 0 < number <= 1:  # the share of a change that is kept
                     says = f"`density: {value}`: write a number above 0, 1 at most."
+                    yield _fault("no-value", says)
+                elif key == "gamma" and not 0 <= number < 1:  # that of its largest, left out
+                    says = f"`gamma: {value}`: write a number from 0 on, below 1."
                     yield _fault("no-value", says)
                 elif isinstance(number, float) and not math.isfinite(number):
                     yield _fault("no-value", f"`{key}: {value}`: write a finite number.")

@@ -66,7 +66,7 @@ class Store:
             return None
         try:
             return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, ValueError):
             return None
 
     def put(self, key: str, value: Any) -> None:

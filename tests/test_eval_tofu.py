@@ -71,7 +71,7 @@ def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():
 
 @pytest.mark.parametrize("content", [
     None, "no json", "{}", "[1]", '{"truth_ratios": [0.1, 0.2]}',
-    '{"split": "forget05", "truth_ratios": [0.1]}',
+    '{"split": "forget05", "truth_ratios": [0.1]}', '{"truth_ratios": [0.5]}',
 ])  # fmt: skip
 def test_a_file_without_truth_ratios(tmp_path, content):
     path = tmp_path / "retrained.json"

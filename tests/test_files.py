@@ -37,6 +37,13 @@ def _store(path: Path) -> None:
     Store(path.parent).put(path.stem, {"text": NEW})
 
 
+def test_half_a_letter_in_the_store_is_no_value(tmp_path):
+    from axolotl_unlearn.store import Store
+
+    (tmp_path / "key.json").write_bytes('{"said": "é'.encode()[:-1])
+    assert Store(tmp_path).get("key") is None
+
+
 def _by_draft(path: Path) -> None:
     with files.replacing(path) as draft:
         draft.write_text(NEW)

@@ -150,6 +150,18 @@ FAULTS = [
         for one in (-3, 7, 0, [1.0, 0.0], [{"filter": "mlp", "value": 7}, {"value": 1}], "half")
     ),
     (recipe(parameters={"normalize": "perhaps"}), None, "no-value"),
+    # mergekit left out the half of each change that is asked for; took the filter for no tensor's.
+    (
+        one_with(parameters={"weight": 1.0, "density": 0.5, "gamma": 2})
+        | {"merge_method": "breadcrumbs"},
+        None,
+        "no-value",
+    ),
+    (
+        one_with(parameters={"weight": [{"filter": "mlpp", "value": 0}, {"value": 1}]}),
+        None,
+        "no-value",
+    ),
     (one_with(parameters={"weight": float("nan"), "density": 1.0}), None, "no-value"),
     (recipe(parameters={"lambda": float("inf")}), None, "no-value"),
     # mergekit reads the recipe's own alone, and of the base nothing.

@@ -1036,6 +1036,26 @@ def test_a_second_fault_makes_no_status_milder(constant):
     assert judged(results_of(*models))["model"].status == "broken"
 
 
+@pytest.mark.parametrize("pushed", [0.0, 0.5])
+def test_an_attack_that_sees_texts_pushed_away_hides_none_that_knows_them(pushed):
+    """The strongest attack alone gave the status: "under-forgets" became "over-forgets"."""
+    models = three()
+    for name, shift in (("min_k_20", -0.3), ("entropy", pushed)):
+        side = models[2]["likelihood"]["attacks"][name]
+        side["member"] = [x + shift for x in side["member"]]
+    found = {f.id: f for f in judged(results_of(*models))["model"].findings}["membership"]
+    assert (found.outcome, found.status) == ("fail", "under-forgets") and "Min-K% 20" in found.says
+
+
+def test_what_texts_are_beside_without_a_retrained_model():
+    """ "beside the original's" where no original was evaluated."""
+    model = entry()
+    model["extraction"]["member"]["strength"] = [0.4] * 200
+    found = {f.id: f for f in verdict.judge(model).findings}["documents"]
+    assert found.outcome == "fail"
+    assert found.says.endswith("strength +0.35 [+0.34, +0.36] beside texts it never saw")
+
+
 def test_a_baseline_without_a_model_is_called_no_loss():
     models = three()
     models[2]["membership"]["blind"]["zlib"] |= {

@@ -7,7 +7,7 @@ from fault_codes import fails
 from report_fixture import make_results
 
 from axolotl_unlearn.metrics.results import Model, load_results, read
-from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.metrics.verdict import judged, show
 from axolotl_unlearn.report.inputs import attack_results, find_inputs
 
 
@@ -102,6 +102,21 @@ def test_an_attacks_file_that_cannot_be_read_is_no_absent_one(tmp_path, text):
     with fails("report.not-json") as fault:
         attack_results(tmp_path)
     assert str(path) in str(fault.value)
+
+
+@pytest.mark.parametrize("lost", ["title", "variant"])
+def test_an_attacks_file_without_names_is_not_whole(tmp_path, results, lost):
+    """Its figures were read, and its sentence ended the report with a KeyError."""
+    gain = {"recalled": {"value": 0.0, "low": -0.1, "high": 0.1, "p": 1.0}}
+    rows = [{"variant": name, "gain": gain} for name in ("plain", "affirmative")]
+    file = {"attack": "prompt", "title": "Prompting", "model": "merged", "rows": rows}
+    for part in (file, rows[1]):
+        part.pop(lost, None)
+    (tmp_path / "prompt-merged.json").write_text(json.dumps(file))
+    found = find_inputs(results, tmp_path)
+    assert not found["attack_sentences"]
+    merged = judged(results, found["attack_results"])["merged"]
+    assert any(one.id == "attacks" and "is not whole" in one.says for one in merged.findings)
 
 
 def test_a_folder_without_attacks_is_said(tmp_path, results):

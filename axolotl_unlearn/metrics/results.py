@@ -562,6 +562,7 @@ class Recalled(Part):
 class Tried(Part):
     """One variant of an attack on the text."""
 
+    variant: str
     gain: Recalled
     above_control: Recalled | None = None
 
@@ -589,7 +590,7 @@ class Attack(Part):
 
     model: str
     attack: str
-    title: str = ""
+    title: str
     weights: str | None = None
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)

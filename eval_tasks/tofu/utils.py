@@ -425,12 +425,13 @@ class Tofu(UnlearnTask):
         try:
             stored = json.loads(Path(path).read_text("utf-8"))
             retrained = stored["truth_ratios"]
-            if len(retrained) != len(ratios) or stored.get("split", split) != split:
-                raise ValueError  # of other rows
+            other = len(retrained) != len(ratios) or stored.get("split", split) != split
+            if other or retrained == ratios:
+                raise ValueError  # of other rows, or of this very model, which is like itself
         except (OSError, ValueError, KeyError, TypeError):
             raise UnlearnError(
-                f"{path} holds no truth ratios of these {len(ratios)} rows of {split}; make it by "
-                "evaluating the retrained model on them with `truth_ratios_out` in --metadata.",
+                f"{path} holds no truth ratios of another model on these {len(ratios)} rows of "
+                f"{split}; make it by evaluating the retrained one with `truth_ratios_out` there.",
                 code="tasks.no-truth-ratios",
             ) from None
         return forget_quality(ratios, retrained)[place]

@@ -434,8 +434,8 @@ def _partly(facts: Facts) -> Iterator[Read]:
         if gaps:  # else a figure is missing, which `_unread` says
             gap = mean_of(*zip(*gaps, strict=True))
             ends = (gap.value - gap.half(INNER), gap.value + gap.half(INNER))
-            figures = {"kind": figure, "alone": retrained is None}
-            yield _held_to("partly", gap.groups, PARTLY, ends, gap.value, **figures)
+            case = "partly" if retrained is not None else "unseen"
+            yield _held_to(case, gap.groups, PARTLY, ends, gap.value, kind=figure)
 
 
 def _unread(model: Model, whose: str) -> Iterator[Read]:
@@ -585,12 +585,14 @@ def members(facts: Facts) -> Iterator[Read]:
     """Told by any attack fails; passes where every one of the family is shown to be within the
     margin (all have to be, so no correction is due)."""
     told, alone = facts.told, facts.retrained is None
-    name = strongest(told)
+    # Of those that tell, what some still know hides behind no attack that tells more surely.
+    sure = {n: one for n, one in told.items() if one["p_corrected"] < FAMILY_ALPHA}
+    name = strongest({n: one for n, one in sure.items() if one["side"] == "under"} or told)
     if name is None:
         yield read("missing", "unread")
         return
     one = told[name]
-    if one["p_corrected"] < FAMILY_ALPHA:
+    if sure:
         figures = {"value": one["auc"], "low": one["low"], "high": one["high"]}
         status = f"{one['side']}-forgets"
         yield read("fail", "told", name=name, status=status, p=one["p_corrected"], **figures)
@@ -662,11 +664,11 @@ def _comes_back(file: Attack, model: Model) -> Iterator[Read]:
     longest = max((row.tokens or 0 for row in model.texts if not row.member), default=0)
     asked = min(longest + BEFORE, model.max_gen_toks or NEW_TOKENS, NEW_TOKENS)
     if file.rows and (file.max_new_tokens or 0) < asked:
-        yield read("missing", "cut", name=file.title or file.attack, n=asked)
+        yield read("missing", "cut", name=file.title, n=asked)
     wrecked = bool(file.rows) and wrecks(file.model_dump(exclude_none=True))
     if len(file.rows) == 1 or file.limit is not None:
         case = "unasked" if file.limit is None else "limited"
-        yield read("missing", case, name=file.title or file.attack)
+        yield read("missing", case, name=file.title)
     for row in file.rows[1:]:
         case = "gained" if row.above_control is None else "back"
         gain = (row.above_control or row.gain).recalled
@@ -676,7 +678,7 @@ def _comes_back(file: Attack, model: Model) -> Iterator[Read]:
         elif wrecked:
             outcome, case = "open", "wrecked"
         figures = gain.model_dump() | {"limit": COMES_BACK}
-        name = f"{file.title or file.attack} ({row.more.get('variant')})"
+        name = f"{file.title} ({row.variant})"
         yield read(outcome, case, name=name, **figures)
 
 
@@ -694,7 +696,7 @@ def _told_by(file: Attack) -> Iterator[Read]:
     found = [file.documents[name].side for name, q in file.q.items() if q <= audit.RATE]
     if found:
         figures = {"status": "over-forgets" if set(found) == {"over"} else "under-forgets"}
-        name = file.title or file.attack
+        name = file.title
         yield read("fail", "documents", name=name, count=len(found), **figures)
 
 

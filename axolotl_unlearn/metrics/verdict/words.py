@@ -27,6 +27,7 @@ _SIDE = {
     "without": f"{_CELLS} (without {{names}}, where the model before has 0)",
 }
 _BRINGS = "{name} brings back {value:+.2f} [{low:+.2f}, {high:+.2f}] of the forget texts"
+_PARTLY = "its texts come out in part: {kind} {value:+.2f} [{low:+.2f}, {high:+.2f}] beside"
 _TELLS = "{name} tells members from texts it never saw (AUC {value:.2f}, p {p}"
 
 #: Criterion -> case -> sentence; what stands in braces are figures of the reading, in words.
@@ -81,8 +82,8 @@ WORDS = {
         "bad": "{count} of {of} documents not gone ({readings})",
         "guess": "{count} of {of} documents still answered, and no retrained model says whether"
         " they can be guessed",
-        "partly": "its texts come out in part: {kind} {value:+.2f} [{low:+.2f}, {high:+.2f}] beside"
-        " {target}",
+        "partly": f"{_PARTLY} the retrained model's",
+        "unseen": f"{_PARTLY} texts it never saw",
         "sure": "{count} of {of} documents are answered with certainty, which the retrained model"
         " may guess only",
         "guessed": "no document is recited or told apart; {count} are answered as a guess may",
