@@ -335,6 +335,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
+    from axolotl_unlearn.requests.record import places as places_left
     from axolotl_unlearn.requests.request import held, home
 
     with ExitStack() as stack:
@@ -349,8 +350,11 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
         say_plainly(said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
-        left = counted(erasing.erase(planned)["places"], "file")
-    gone = f"removed {counted(len(planned.removable), 'place')}; deleted texts are left in {left}"
+        count = places_left(erasing.erase(planned))
+    left = "whether deleted texts are left was not searched"
+    if count is not None:
+        left = f"deleted texts are left in {counted(count, 'file')}"
+    gone = f"removed {counted(len(planned.removable), 'place')}; {left}"
     return Answer(facts, [f"{gone}; written into the record"])
 
 
