@@ -39,7 +39,8 @@ class _Resumed(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            goes = "begins again" if ctx.invoked_subcommand == "new" else "goes on where it stopped"
+            resumed = ctx.invoked_subcommand in ("run", "erase")
+            goes = "goes on where it stopped" if resumed else "begins again"
             if ctx.invoked_subcommand == "run":
                 goes += ": what is done is kept, a training that was stopped begins again"
             answer(error=(says := f"stopped; the same command {goes}."))
