@@ -298,8 +298,7 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
 
 
 def test_a_model_that_was_trained_anew_since_the_request_is_another(home, tmp_path):
-    """What had been made and measured of the first was kept, the record named the second as the
-    model before, and `erase` removed it."""
+    """Any model at the place of the one before passed the checks of `request run`."""
     model = shutil.copytree(home / "base", tmp_path / "tuned")
     made = requested(home, tmp_path, output_dir=str(model), sample_packing=False)
     running.check(made)
