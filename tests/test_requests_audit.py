@@ -157,6 +157,17 @@ def test_what_cannot_be_measured_is_no_good_news(home, tmp_path):
     assert "not tested: a: 2 documents: no held-out rows" in found.output
 
 
+def test_a_command_that_keeps_nothing_does_not_say_that_it_goes_on(tmp_path, monkeypatch):
+    """Only `run` and `erase` go on; an audit of minutes "goes on where it stopped"."""
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("axolotl_unlearn.requests.audit.audit_requests", stopped)
+    told = said("audit", "model", tmp_path, code=130).output
+    assert "stopped; the same command begins again." in told
+
+
 def test_faults_are_one_sentence(home, tmp_path):
     nothing = run(home / "clean", tmp_path, code=2)
     assert "No deleted document to look for" in nothing.output

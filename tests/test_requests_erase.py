@@ -380,6 +380,21 @@ def test_erase_that_was_killed_at_any_file_goes_on(home, monkeypatch):
     assert number > 10
 
 
+def test_a_folder_of_requests_behind_a_link_is_erased_whole(home, monkeypatch):
+    """What a killed run had not come to was recorded as removed and stayed; what an earlier search
+    had found was left in no place any more."""
+    (away := home.parent / f"{home.name}-away/disk").mkdir(parents=True)
+    Path("requests").rename(away / "requests")
+    Path("requests").symlink_to(away / "requests")
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        stops_at(patched, 1)
+        erase(plan("requests/2026-001"))
+    assert erase(plan("requests/2026-001"))["removed"]
+    assert not [path for path in REMOVED if os.path.lexists(path)]
+    monkeypatch.chdir(home.parent)
+    verify(home / "requests/2026-001").require()
+
+
 @pytest.mark.parametrize("since", ["a new run", "other words of what was begun"])
 def test_what_was_written_since_a_killed_erase_stays(home, monkeypatch, since):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -464,6 +479,15 @@ def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch
     erase(plan("requests/2026-001"))
     listed = json.loads(Path("requests/2026-001/erased.json").read_text())
     assert "../../out/tuned/samples.jsonl" in {one["path"] for one in listed["left"]}
+
+
+def test_what_was_not_searched_for_is_left_in_no_number_of_files(home):
+    """Of rows that were gone, or said one word, "deleted texts are left in 0 files"."""
+    shutil.rmtree(folder := Path("requests/2026-001/data"))
+    done = said("erase", folder.parent, "--yes").output
+    assert "0 files" not in done and "whether deleted texts are left was not searched" in done
+    page = (folder.parent / "REPORT.html").read_text()
+    assert "<b>0</b> places" not in page and "such rows are left was not searched" in page
 
 
 def test_with_data_the_rows_go_too_and_audits_know(home):

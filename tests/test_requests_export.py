@@ -95,11 +95,14 @@ ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left"
         (None, "The model before has not been erased"),
         (ERASED | {"places": 3}, "3 places that we know of still hold such rows"),
         (ERASED | {"places": 1}, "1 place that we know of still holds such rows"),
+        (ERASED | {"places": 0, "windows": 0, "names": 1}, "0 places that we know of still hold"),
+        (ERASED | {"places": 0, "windows": 0, "names": 0}, "such rows are left was not searched"),
         (ERASED | {"left": [{"path": "x"}], "named": [{"path": "y"}]}, "2 places that we know of"),
     ],
 )
 def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(folder, erased, says):
-    """It said 0 while files that were only named held rows; an exact way is shown by bytes."""
+    """It said 0 while files that were only named held rows, and where nothing was searched for; an
+    exact way is shown by bytes."""
     statement, handled = read(folder), dict.fromkeys(("to", "by", "reference"), "") | _DATES
     predicate = statement["predicate"]
     predicate |= {"erased": erased, "told": [{"day": "2026-11-26", "recipient": "Cloud Ltd"}]}

@@ -28,6 +28,7 @@ from requests_folder import (
     write_lines,
 )
 
+from axolotl_unlearn import files
 from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Ledger
@@ -353,6 +354,30 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
     monkeypatch.undo()
     assert read(folder)["predicate"]["erased"] is None
     verify(folder).require()
+
+
+@pytest.mark.parametrize("name", ["ledger.head", "record.json.next", "REPORT.html"])
+def test_a_command_that_was_killed_while_it_wrote_goes_on(folder, name):
+    """The draft of a file "was added; restore it", so that nothing went on; a recipient who was
+    told once stood there twice."""
+    if not (pid := os.fork()):
+        to_disk = files._to_disk
+        files._to_disk = lambda path: (
+            os.kill(os.getpid(), signal.SIGKILL)
+            if path.name.startswith(f"{name}.")
+            else to_disk(path)
+        )
+        told(folder, "Cloud Ltd", date(2026, 11, 26))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert len([*folder.parent.rglob(f"{name}.*.tmp")]) == 1
+    verify(folder).require()
+    told(folder, "Cloud Ltd", date(2026, 11, 26))
+    verify(folder).require()
+    assert len(read(folder)["predicate"]["told"]) == 1
+    (folder / "notes.txt.1.tmp").touch()
+    with fails("record.changed"):  # no draft of ours
+        verify(folder).require()
 
 
 def test_signature_of_the_owner(folder, keys):  # noqa: F811

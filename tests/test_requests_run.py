@@ -297,6 +297,18 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
         running.check(made)
 
 
+def test_a_model_that_was_trained_anew_since_the_request_is_another(home, tmp_path):
+    """Any model at the place of the one before passed the checks of `request run`."""
+    model = shutil.copytree(home / "base", tmp_path / "tuned")
+    made = requested(home, tmp_path, output_dir=str(model), sample_packing=False)
+    running.check(made)
+    shutil.copy(home / "tuned" / "model.safetensors", model)
+    with fails("requests.changed-model"):
+        running.check(made)
+    made.facts["before"].pop("files")  # of an earlier version
+    running.check(made)
+
+
 def test_a_request_that_another_one_has_overtaken_ends_in_a_second(home, tmp_path):
     """It trained for minutes, found the other's rows and asked for more steps."""
     from axolotl_unlearn.requests.record import write as record

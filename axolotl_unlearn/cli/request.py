@@ -39,7 +39,8 @@ class _Resumed(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            goes = "begins again" if ctx.invoked_subcommand == "new" else "goes on where it stopped"
+            resumed = ctx.invoked_subcommand in ("run", "erase")
+            goes = "goes on where it stopped" if resumed else "begins again"
             if ctx.invoked_subcommand == "run":
                 goes += ": what is done is kept, a training that was stopped begins again"
             answer(error=(says := f"stopped; the same command {goes}."))
@@ -335,6 +336,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
+    from axolotl_unlearn.requests.record import places as places_left
     from axolotl_unlearn.requests.request import held, home
 
     with ExitStack() as stack:
@@ -349,8 +351,11 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
         say_plainly(said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
-        left = counted(erasing.erase(planned)["places"], "file")
-    gone = f"removed {counted(len(planned.removable), 'place')}; deleted texts are left in {left}"
+        count = places_left(erasing.erase(planned))
+    left = "whether deleted texts are left was not searched"
+    if count is not None:
+        left = f"deleted texts are left in {counted(count, 'file')}"
+    gone = f"removed {counted(len(planned.removable), 'place')}; {left}"
     return Answer(facts, [f"{gone}; written into the record"])
 
 

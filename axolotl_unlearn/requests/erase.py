@@ -307,7 +307,7 @@ def erase(planned: Plan) -> dict[str, Any]:
     # `verify` of another request knows why its files are gone.
     owners = {_owner(item.path, folder.parent) for item in planned.removable} - {folder, None}
     for owner in sorted(filter(None, owners)):
-        own = [item for item in planned.removable if item.path.is_relative_to(owner)]
+        own = [item for item in planned.removable if _owner(item.path, folder.parent) == owner]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
     name = read(folder)["predicate"]["request"]["id"]
     begun = {"removed": gone + goes, "files": _files(planned.removable, folder), "ended": gone}
@@ -361,8 +361,9 @@ def _facts(items: Iterable[Item], folder: Path) -> list[dict[str, Any]]:
 
 
 def _name(path: Path, folder: Path) -> str:
-    """From here; what is not UTF-8 in it as an escape."""
-    return os.fsencode(os.path.relpath(path, folder)).decode("utf-8", "backslashreplace")
+    """From here, which may be behind a link; what is not UTF-8 in it as an escape."""
+    name = os.path.relpath(path.parent.resolve() / path.name, folder.resolve())
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
@@ -388,7 +389,7 @@ def _begun(request: Request) -> Iterator[Item]:
         path = request.path(one["path"])
         left = [Item.at("", path)] if os.path.lexists(path) else []
         if left and _files(left, request.folder).items() <= known["files"].items():
-            yield Item(one["kind"], Path(os.path.normpath(path)), one["bytes"])
+            yield Item(one["kind"], path.parent.resolve() / path.name, one["bytes"])
 
 
 def _owner(path: Path, requests: Path) -> Path | None:

@@ -61,6 +61,10 @@ OPTIONS = ("learning_rate", "max_steps", "num_epochs", "micro_batch_size", "adap
 DRAFT = f"{RECORD}.next"
 #: What was removed and what is left, by name: for the owner alone.
 ERASED = "erased.json"
+#: What a killed command leaves of a file that is written when the record is there.
+DRAFTS = re.compile(
+    r"(record\.json\.next|erased\.json|(subjects/[^/]+/)?(record\.json|REPORT\.html))\.\d+\.tmp"
+)
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
 APART = (RECORD, DRAFT, SIGNATURE, "model", "work")
@@ -220,7 +224,12 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
     if not recipient.strip():
         raise UnlearnError("--recipient is empty; say who was told.", code="requests.no-recipient")
     one = {"recipient": one_line(recipient, "--recipient"), "day": day.isoformat()}
-    _amend(folder, "told", lambda predicate: {"told": [*predicate.get("told", []), one]})
+
+    def change(predicate: Mapping[str, Any]) -> dict[str, Any]:
+        known = [other for other in predicate.get("told", []) if other != one]  # again after a kill
+        return {"told": [*known, one]}
+
+    _amend(folder, "told", change)
 
 
 def amend(folder: Path | str, event: str, **parts: Any) -> None:
@@ -490,6 +499,7 @@ def page(statement: Mapping[str, Any], *, evaluation: bool = False) -> str:
     )
     shown = templates.get_template("report.html.j2").render(
         record=statement["predicate"],
+        places=places(statement["predicate"].get("erased") or {}),
         subjects=statement["subject"],
         readings={reading: counts[reading] for reading in READINGS},
         listed=lambda part: part if isinstance(part, list) else [],
@@ -547,18 +557,22 @@ def _without(value: Any, mine: set[str]) -> Any:
     return [_without(part, mine) for part in value] if isinstance(value, list) else value
 
 
-def places(erased: Mapping[str, Any]) -> int:
-    """How many places still hold rows; before v0.4 those that were listed."""
-    listed = [erased.get(part) or [] for part in ("left", "named")]
-    return erased.get("places", sum(map(len, listed)))
+def places(erased: Mapping[str, Any]) -> int | None:
+    """How many places still hold rows; before v0.4 those that were listed. None: nothing was
+    searched for, as of rows that are gone or of a single word."""
+    if "places" not in erased:
+        return sum(len(erased.get(part) or []) for part in ("left", "named"))
+    searched = any(erased.get(part, 1) for part in ("windows", "names"))
+    return erased["places"] or (0 if searched else None)
 
 
 def _counts(erased: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What was erased without a place: its name may be another's."""
     parts = ("removed", "kept", "left", "named")
+    whole = ("time", "bytes", "windows", "names", "model_before")
     return erased and {
         **{part: len(erased[part]) for part in parts if part in erased},
-        **{k: erased[k] for k in ("time", "bytes", "windows", "model_before") if k in erased},
+        **{k: erased[k] for k in whole if k in erased},
         "places": places(erased),
     }
 

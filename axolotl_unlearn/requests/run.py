@@ -32,6 +32,7 @@ from axolotl_unlearn.requests.request import (
     fault,
     held,
     one_line,
+    weights,
     write_json,
 )
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
@@ -173,6 +174,10 @@ def check(request: Request) -> None:
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):
         raise UnlearnError(f"the model {folder} no longer exists; restore it.")
+    now = sorted(one["sha256"] for one in weights(folder).values())
+    if now != before.get("files", now):
+        says = f"the model {folder} is not the one of `request new`: it was trained or written anew"
+        raise fault("requests.changed-model", f"{says}; restore it, or make the request again.")
 
 
 def decide(request: Request, accept: str | None) -> None:

@@ -193,7 +193,8 @@ def compare_files(
         {
             n: one
             for n, one in every.items()
-            if n.startswith(only) and not (began and n == record.ERASED)
+            if n.startswith(only)
+            and not (record.DRAFTS.fullmatch(n) or (began and n == record.ERASED))
         }
         for every in (record.bound_files(folder), recorded)
     )
