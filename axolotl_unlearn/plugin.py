@@ -148,7 +148,7 @@ class UnlearnPlugin(BasePlugin):
         from axolotl.common.datasets import load_datasets
         from axolotl.loaders.utils import load_model_config
 
-        from axolotl_unlearn.checks.config import position_note
+        from axolotl_unlearn.checks.config import run_notes
         from axolotl_unlearn.checks.estimate import steps
         from axolotl_unlearn.data.checks import check_columns, check_loaded
         from axolotl_unlearn.data.pairing import PairedDataset
@@ -158,8 +158,7 @@ class UnlearnPlugin(BasePlugin):
         if preprocess:
             return None  # Axolotl reads what is prepared now, and shows what it was asked to
         args = unlearn_config(cfg)
-        for note in check_columns(args, meta.train_dataset):
-            LOG.warning(note)
+        notes = check_columns(args, meta.train_dataset)
         pairs = PairedDataset(
             meta.train_dataset,
             seed=0,
@@ -167,10 +166,10 @@ class UnlearnPlugin(BasePlugin):
             alternatives="alternative" in args.roles(),
         )
         # Axolotl counted single rows; a step is made of pairs.
-        planned, notes = steps(cfg, args, len(pairs), cfg.batch_size)
-        meta.total_num_steps = planned["steps"]
+        plan = steps(cfg, args, len(pairs), cfg.batch_size)
+        meta.total_num_steps = plan["steps"]
         known = load_model_config(cfg).get_text_config().to_dict()
-        for note in notes + position_note(max(meta.train_dataset["length"][:]), known):
+        for note in notes + run_notes(cfg, plan, max(meta.train_dataset["length"][:]), known):
             LOG.warning(note)
         return meta
 

@@ -343,8 +343,13 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     )  # fmt: skip
 
 
-def end_notes(cfg: Mapping[str, Any], steps: int, epoch: int, unread: int) -> list[str]:
-    """A run that ends before its learning rate is what the config says, or all rows were read."""
+def run_notes(
+    cfg: Mapping[str, Any], plan: Mapping[str, int], longest: int, known: Mapping[str, Any]
+) -> list[str]:
+    """A run that ends before its learning rate is what the config says, or before all rows were
+    read, and rows at positions that the model never learned; ``plan``: `estimate.steps`."""
+    steps, unread = plan.get("steps", 0), plan.get("forget_rows_never_read", 0)
+    most = known.get("max_position_embeddings") or known.get("n_positions") or longest
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
     warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
@@ -354,14 +359,7 @@ def end_notes(cfg: Mapping[str, Any], steps: int, epoch: int, unread: int) -> li
          "below the one that is set."),
         (unread > 0,
          f"{unread} forget rows are never read, so never forgotten: a pass over all of them takes "
-         f"{epoch} steps; raise `max_steps` or `num_epochs`, or those of `phases`."),
-    )  # fmt: skip
-
-
-def position_note(longest: int, known: Mapping[str, Any]) -> list[str]:
-    """Rows that a model reads at positions that it never learned; ``known``: its config."""
-    most = known.get("max_position_embeddings") or known.get("n_positions") or longest
-    return told(
+         f"{plan.get('steps_of_an_epoch')} steps; raise `max_steps`, `num_epochs` or `phases`."),
         (longest > most,
          f"rows of up to {longest} tokens are longer than the {most} positions of this model: what "
          "it says there was never learned; lower `sequence_len`, or cut the rows."),

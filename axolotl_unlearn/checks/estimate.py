@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.checks.config import end_notes, known_of, position_note, sharding_key
+from axolotl_unlearn.checks.config import known_of, run_notes, sharding_key
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn, unlearn_config
 from axolotl_unlearn.data.checks import KEYS, TYPES, check_loaded, role_of
@@ -62,11 +62,10 @@ def outlook(
             facts["notes"] += near_note(whole)
     except UnlearnError as error:
         faults.append(str(error))
-    planned, early = steps(cfg, args, rows["forget"]) if rows["forget"] else ({}, [])
+    facts |= steps(cfg, args, rows["forget"]) if rows["forget"] else {}
     facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
     longest = max((one["longest"] for one in facts["tokens"].values()), default=0)
-    facts["notes"] += early + position_note(longest, known_of(cfg))
-    facts |= planned
+    facts["notes"] += run_notes(cfg, facts, longest, known_of(cfg))
     length = longest or cfg.get("sequence_len") or 2048
     facts["memory"] = memory(cfg, args, length)
     if facts["memory"]:
@@ -83,16 +82,12 @@ def lengths(rows: Any) -> dict[str, Any]:
     return facts | {"first": layout(rows[0]["labels"])}
 
 
-def steps(
-    cfg: Mapping[str, Any], args: UnlearnArgs, forget: int, batch: int = 0
-) -> tuple[dict[str, int], list[str]]:
-    """Steps, and notes on their number; an epoch is a pass over the forget rows.
-
-    Args:
-        batch: Pairs of a step; default: of one process.
-    """
+def steps(cfg: Mapping[str, Any], args: UnlearnArgs, forget: int, batch: int = 0) -> dict[str, int]:
+    """Steps; an epoch is a pass over the forget rows. ``batch``: pairs of a step; default: of one
+    process."""
     one = int(cfg.get("micro_batch_size") or 1) * int(cfg.get("gradient_accumulation_steps") or 1)
-    epoch = math.ceil(forget / (batch or one))
+    batch = batch or one
+    epoch = math.ceil(forget / batch)
     total = forgetting = cfg.get("max_steps") or math.ceil(epoch * (cfg.get("num_epochs") or 1))
     if args.phases:
         from axolotl_unlearn.training.phases import phase_steps
@@ -100,9 +95,8 @@ def steps(
         each = phase_steps(args, epoch)
         total = sum(each)
         forgetting = sum(n for n, phase in zip(each, args.phases, strict=True) if phase.forget)
-    unread = forget - forgetting * (batch or one)
-    notes = end_notes(cfg, total, epoch, unread)
-    return {"steps": total, "steps_of_an_epoch": epoch}, notes
+    unread = max(0, forget - forgetting * batch)
+    return {"steps": total, "steps_of_an_epoch": epoch, "forget_rows_never_read": unread}
 
 
 # --- memory --------------------------------------------------------------------------------------
