@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -84,6 +83,10 @@ class UnlearnPlugin(BasePlugin):
         _check_layers(cfg)
         _check_teachers(cfg)
 
+    def pre_lora_load(self, cfg: DictDefault, model: Any) -> None:
+        if _trains(cfg):
+            _check_names(cfg, model)
+
     def post_trainer_create(self, cfg: DictDefault, trainer: Any) -> None:
         """The last moment to see that it is ours that will train."""
         if not _trains(cfg):
@@ -102,7 +105,6 @@ class UnlearnPlugin(BasePlugin):
                 f"{os.environ['WORLD_SIZE']} processes were started, but each would train alone: "
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
-        _check_names(cfg, trainer.model)
         _check_trained(unlearn_config(cfg), trainer.model)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
@@ -144,19 +146,19 @@ class UnlearnPlugin(BasePlugin):
         if not preprocess:
             _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
+        from axolotl.loaders.utils import load_model_config
 
-        from axolotl_unlearn.checks.config import warmup_note
+        from axolotl_unlearn.checks.config import run_notes
+        from axolotl_unlearn.checks.estimate import steps
         from axolotl_unlearn.data.checks import check_columns, check_loaded
         from axolotl_unlearn.data.pairing import PairedDataset
-        from axolotl_unlearn.training.phases import phase_steps
 
         meta = load_datasets(cfg=cfg)
         check_loaded(cfg, meta.train_dataset, meta.eval_dataset)
         if preprocess:
             return None  # Axolotl reads what is prepared now, and shows what it was asked to
         args = unlearn_config(cfg)
-        for note in check_columns(args, meta.train_dataset):
-            LOG.warning(note)
+        notes = check_columns(args, meta.train_dataset)
         pairs = PairedDataset(
             meta.train_dataset,
             seed=0,
@@ -164,10 +166,10 @@ class UnlearnPlugin(BasePlugin):
             alternatives="alternative" in args.roles(),
         )
         # Axolotl counted single rows; a step is made of pairs.
-        epoch = math.ceil(len(pairs) / cfg.batch_size)
-        steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs
-        meta.total_num_steps = int(cfg.max_steps or steps)
-        for note in warmup_note(cfg, meta.total_num_steps):
+        plan = steps(cfg, args, len(pairs), cfg.batch_size)
+        meta.total_num_steps = plan["steps"]
+        known = load_model_config(cfg).get_text_config().to_dict()
+        for note in notes + run_notes(cfg, plan, max(meta.train_dataset["length"][:]), known):
             LOG.warning(note)
         return meta
 
@@ -261,18 +263,20 @@ def _check_layers(cfg: DictDefault) -> None:
 
 
 def _check_names(cfg: DictDefault, model: Any) -> None:
-    """PEFT leaves names of a list out that the model lacks, if it has one of them."""
+    """PEFT leaves names of a list out that the model lacks, if it has one of them; a text is a
+    pattern of whole names."""
     if not cfg.adapter or cfg.lora_model_dir:
         return
     names = [name for of in (model.named_modules, model.named_parameters) for name, _ in of()]
-    names = [f".{name}".replace(".base_layer", "") for name in names]
     for key in ("lora_target_modules", "lora_modules_to_save", "lora_target_parameters"):
-        for given in cfg[key] if isinstance(cfg[key], list) else ():
-            if not any(name.endswith(f".{given}") for name in names):
+        whole = isinstance(cfg[key], str)
+        for given in [cfg[key]] if whole else cfg[key] or ():
+            pattern = given if whole else rf"(.*\.)?{re.escape(str(given))}"
+            if given != "all-linear" and not any(re.fullmatch(pattern, name) for name in names):
                 near = nearest(given, {name.rpartition(".")[2] for name in names})
                 raise UnlearnError(
-                    f"`{key}` has {given!r}, which this model lacks, so it would be left out; "
-                    f"correct or remove it{near}.",
+                    f"`{key}` has {given!r}, which this model lacks, so nothing there would be "
+                    f"trained; correct or remove it{near}.",
                     code="training.no-module",
                 )
 

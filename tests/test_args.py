@@ -120,6 +120,8 @@ def test_a_preset_is_what_was_published(name):
     for objective, (weight, parameters) in PUBLISHED[name].items():
         assert found[objective][0] == weight
         assert found[objective][1].items() >= parameters.items()
+    # AILS-NTUA's code appends no end-of-sequence token; the others do, or do not say.
+    assert parse_unlearn({"preset": name}).data.eos is not name.startswith("ails-ntua")
     # TOFU's code, and those made from it, take it at all positions.
     assert all(e.positions == "all" for _, e in entries if e.objective == "kl")
 

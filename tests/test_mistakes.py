@@ -35,8 +35,9 @@ def world(tmp_path_factory):
     shutil.copytree(folder / "model", folder / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "bare" / name).unlink()
-    for name in ("empty", "cut"):
+    for name in ("empty", "cut", "cut-config"):
         shutil.copytree(folder / "model", folder / name)
+    (folder / "cut-config/config.json").write_text('{"model_type": "llama", "hidd')
     (folder / "empty/model.safetensors").unlink()
     with (folder / "cut/model.safetensors").open("r+b") as file:
         file.truncate(5000)
@@ -83,6 +84,12 @@ def forget_of(path: str) -> list[dict]:
     return [{"path": path, "type": "axolotl_unlearn.data.forget"}, config()["datasets"][1]]
 
 
+NEVER_SEEN = {"preset": "never-seen", "teacher": "bare", "heldout": "h.jsonl"}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
+LOOKS = {"test_datasets": config()["datasets"], "eval_steps": 1, "save_steps": 1,
+         "metric_for_best_model": "retain_nll", "greater_is_better": False}  # fmt: skip
+PHASES = [{"steps": 1, "forget": {"objective": "ga"}},
+          {"steps": 1, "forget": {"objective": "ga"}, "retain": {"objective": "nll"}}]  # fmt: skip
 KEPT = {"objective": "kl", "reference": {"model": "out/../out/t", "adapter": "lora"}}
 #: Mistake -> (config, words that name the cure). `check` ends with code 2 and loads nothing.
 CONFIGS = {
@@ -138,6 +145,34 @@ CONFIGS = {
     "a batch size alone": (
         config(batch_size=8, gradient_accumulation_steps=None), "`gradient_accumulation_steps`",
     ),
+    "a best checkpoint beside a level": (
+        config(load_best_model_at_end=True, unlearn=NEVER_SEEN), "load_best_model_at_end` may hand",
+    ),
+    "an early stop beside a level": (
+        config(early_stopping_patience=2, unlearn=NEVER_SEEN), "early_stopping_patience` may hand",
+    ),
+    "a metric that no evaluation gives": (
+        config(**LOOKS | {"metric_for_best_model": "eval_retian_nll"}), "did you mean 'retain_nll'",
+    ),
+    "a metric that one phase alone gives": (
+        config(**LOOKS, unlearn={"phases": PHASES}, num_epochs=None), "forget_nll, loss.",
+    ),
+    "the greatest loss is the best": (
+        config(**LOOKS | {"greater_is_better": None}), "set `greater_is_better: false`",
+    ),
+    "an early stop without evaluations": (
+        config(early_stopping_patience=2, save_steps=2, eval_steps=2), "`test_datasets`",
+    ),
+    "a layer beyond the model": (
+        config(**LORA, peft_layers_to_transform=[0, 99]), "the model has layers 0 to 1",
+    ),
+    "no schedule": (config(lr_scheduler="cosin"), "did you mean 'cosine'"),
+    "half a step": (config(max_steps=1.5), "`max_steps: 1.5` must be a whole number"),
+    "half an option of Axolotl's": (config(logging_steps=0.5), "must be a whole number"),
+    "tokens that nothing learns": (
+        config(**LORA, tokens=["<new>"]), "`lora_modules_to_save: [embed_tokens, lm_head]`",
+    ),
+    "a cut config of the model": (config(base_model="cut-config"), "copy or make it again"),
 }  # fmt: skip
 
 

@@ -400,8 +400,9 @@ def test_a_module_to_train_that_the_model_lacks_is_refused(stage, key):
     names = {key: ["q_proj", "upp_proj"]} | {"lora_target_linear": False}
     if key != "lora_target_modules":
         names |= {"lora_target_modules": ["q_proj"], key: ["upp_proj"]}
-    with pytest.raises(UnlearnError, match=f"`{key}` has 'upp_proj'.*did you mean 'up_proj'"):
-        train(stage, "misspelled", max_steps=1, **names)
+    for given in (names[key], ["upp_proj"], "upp_proj")[: 3 if key == "lora_target_modules" else 1]:
+        with pytest.raises(UnlearnError, match=f"`{key}` has 'upp_proj'.*did you mean 'up_proj'"):
+            train(stage, "misspelled", max_steps=1, **names | {key: given})
 
 
 def test_workers_of_the_data_loader_change_nothing(stage):

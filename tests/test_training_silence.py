@@ -4,6 +4,7 @@ weights that its optimizer does not mean."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_run_that_goes_on_as_another_is_refused(stage, begun, key, tmp_path):
 @pytest.mark.parametrize(
     "key",
     ["learning_rate", "adam_beta1", "lora_alpha", "peft_use_rslora", "optimizer", "peft_use_dora",
-     "lora_target_modules", "lora_modules_to_save", "peft_init_lora_weights"],
+     "lora_target_modules", "lora_modules_to_save", "peft_init_lora_weights", "weight_decay"],
 )  # fmt: skip
 def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
     """Rates and betas come with the optimizer's state, whatever the config says; another scale of
@@ -66,6 +67,52 @@ def test_a_setting_that_a_resume_would_not_follow_is_refused(stage, begun, key):
     value = value.get(key, 1e-5)
     with fails("resume.made-of"):
         train(stage, f"as-{key}", resume_from_checkpoint=str(begun), max_steps=3, **{key: value})
+
+
+def test_a_run_that_goes_on_with_other_code_is_refused(stage, monkeypatch, tmp_path):
+    """The module of an extension was edited between the two: half of its steps were the old one's.
+    A helper of the same package is a part of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "own_edited"
+    folder.mkdir()
+    extension = "from axolotl_unlearn.training.extensions import Extension\n"
+    (folder / "__init__.py").write_text(
+        f"from own_edited.parts import SIZE\n{extension}class Own(Extension): ...\n"
+    )
+    block = config(stage, "x")["unlearn"] | {"extensions": "own_edited:Own"}
+    for number in (1, 2):
+        (folder / "parts.py").write_text(f"SIZE = {number}\n")
+        if number == 1:
+            begun = train(stage, "own-code", unlearn=block, **SAVING) / "checkpoint-2"
+    with fails("resume.made-of") as caught:
+        train(stage, "own-code-2", unlearn=block, resume_from_checkpoint=str(begun), max_steps=3)
+    assert "another `unlearn.extensions: own_edited.parts`:" in str(caught.value)
+
+
+def test_forget_rows_that_are_never_read_are_said(stage, caplog):
+    """12 rows in steps of 4; a run of 2 steps, and phases of which one step forgets."""
+    train(stage, "short", max_steps=2)
+    assert "4 forget rows are never read, so never forgotten: a pass over all" in caplog.text
+    caplog.clear()
+    both = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
+    phases = [{"steps": 1, **both}, {"steps": 3, "retain": both["retain"]}]
+    train(stage, "phased", unlearn={"phases": phases}, num_epochs="DELETE")
+    assert "8 forget rows are never read" in caplog.text
+    caplog.clear()
+    train(stage, "all", num_epochs=1)
+    assert "never read" not in caplog.text
+
+
+def test_rows_longer_than_the_model_has_positions_are_said(stage, caplog):
+    """They were read at positions that the model never learned."""
+    few = shutil.copytree(stage / "base", stage / "few-positions")
+    known = json.loads((few / "config.json").read_text()) | {"max_position_embeddings": 16}
+    (few / "config.json").write_text(json.dumps(known))
+    train(stage, "positions", max_steps=3, base_model=str(few))
+    assert "tokens are longer than the 16 positions of this model" in caplog.text
+    caplog.clear()
+    train(stage, "positions", max_steps=3)
+    assert "positions of this model" not in caplog.text
 
 
 def test_a_schedule_that_knows_its_length_does_not_go_on_longer(stage):
@@ -129,7 +176,7 @@ def test_answers_of_another_scale_of_the_same_adapter_are_not_found(stage):
 
 def test_a_run_that_goes_on_longer_is_the_same_run(stage, begun):
     """So is one that cuts its batches otherwise."""
-    cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "weight_decay": 0.1}
+    cut = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
     more = {"resume_from_checkpoint": str(begun), "max_steps": 3, **cut}
     assert (train(stage, "longer", **more) / "adapter_model.safetensors").is_file()
 
@@ -151,6 +198,7 @@ def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(stage):
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
 
 
+LEAST = {"greater_is_better": False}
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_steps": None}
 
 
@@ -194,8 +242,23 @@ def test_a_best_model_of_weights_that_change_is_said(stage, caplog):
     assert seen[-1]["eval_forget/npo"] == pytest.approx(seen[0]["eval_forget/npo"], abs=1e-4)
     assert "compares sums whose weights change" in caplog.text
     caplog.clear()
-    train(stage, "part", unlearn=block, metric_for_best_model="eval_retain_nll", **more)
+    train(stage, "part", unlearn=block, metric_for_best_model="eval_retain_nll", **more | LEAST)
     assert "compares sums whose weights change" not in caplog.text
+
+
+def test_a_metric_of_rows_that_are_not_evaluated_is_refused_before_training(stage):
+    """Entries of completions have no value on questions alone: a KeyError after two steps."""
+    sets = config(stage, "x")["datasets"]
+    rows = (stage / "forget.jsonl").read_text().splitlines(True)[::2]
+    (stage / "asked.jsonl").write_text("".join(rows))
+    block = {"forget": [{"objective": "npo", "kinds": "question"},
+                        {"objective": "npo", "kinds": "completion"}],
+             "retain": {"objective": "nll"}}  # fmt: skip
+    sets = [sets[0] | {"path": str(stage / "asked.jsonl")}, sets[1]]
+    best = {"metric_for_best_model": "forget/npo.completion", **LEAST, "eval_steps": 2}
+    with fails("training.no-metric"):
+        train(stage, "unmeasured", unlearn=block, test_datasets=sets, **SAVING | best)
+    assert not list((stage / "unmeasured").glob("checkpoint-*"))
 
 
 def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkeypatch):

@@ -87,9 +87,9 @@ def absent(cfg: dict[str, Any]) -> Iterator[str]:
                 )
 
 
-def known(axolotl: Path | None = None) -> frozenset[str]:
-    """Options of the Axolotl in a folder (the installed one), from its source: it takes seconds to
-    import. Nothing where there is none."""
+def known(axolotl: Path | None = None) -> dict[str, str]:
+    """Options of the Axolotl in a folder (the installed one), with their types as its source has
+    them: it takes seconds to import. Nothing where there is none."""
     if axolotl is None:
         spec = importlib.util.find_spec("axolotl")
         axolotl = Path(spec.submodule_search_locations[0]) if spec else Path("nowhere")
@@ -97,49 +97,54 @@ def known(axolotl: Path | None = None) -> frozenset[str]:
 
 
 @cache
-def _known(axolotl: Path) -> frozenset[str]:
+def _known(axolotl: Path) -> dict[str, str]:
     classes: dict[str, tuple[str, str]] = {}  # name -> bases, body
     plugins = [*axolotl.glob("integrations/*_parallel/args.py")]  # which 0.21 always loads
     for path in [*axolotl.glob("utils/schemas/*.py"), *plugins]:
         for part in re.split(r"^(?=class )", path.read_text("utf-8"), flags=re.M):
             if head := re.match(r"class (\w+)(?:\(([^)]*)\))?:", part):
                 classes[head[1]] = (head[2] or "", part)
-    found: set[str] = set()
+    found: dict[str, str] = {}
     left = ["AxolotlInputConfig", *(name for name in classes if name.endswith("ParallelArgs"))]
     while left:
         bases, body = classes.pop(left.pop(), ("", ""))
-        found.update(re.findall(r"^    ([a-z]\w*)\s*:", body, flags=re.M))
-        found.update(re.findall(r"\balias=\"(\w+)\"", body))
+        found |= re.findall(r"^    ([a-z]\w*)\s*:\s*([^=\n]*)", body, flags=re.M)
+        found |= dict.fromkeys(re.findall(r"\balias=\"(\w+)\"", body), "")
         left += re.findall(r"\w+", bases)
-    return frozenset(found)
+    return found
+
+
+#: Keys that take a name -> classes of such names, as ``package/file class``, and single ones.
+_NAMES = {
+    "optimizer": ("transformers/training_args.py OptimizerNames",
+                  "axolotl/utils/schemas/enums.py CustomSupportedOptimizers"),
+    "lr_scheduler": ("transformers/trainer_utils.py SchedulerType", "one_cycle", "rex"),
+}  # fmt: skip
 
 
 @cache
-def optimizers() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of transformers and of Axolotl itself, from their sources."""
-    found = []
-    for package, file, name in (
-        ("transformers", "training_args.py", "OptimizerNames"),
-        ("axolotl", "utils/schemas/enums.py", "CustomSupportedOptimizers"),
-    ):
-        spec = importlib.util.find_spec(package)
-        text = Path(spec.submodule_search_locations[0], file).read_text("utf-8") if spec else ""
-        body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", text.replace("\n\n", "\n"), re.M | re.S)
-        found.append(tuple(re.findall(r'^    \w+ = "(\w+)"', body[0], re.M)) if body else ())
-    return found[0], found[1]
+def _named(place: str) -> tuple[str, ...]:
+    file, _, name = place.partition(" ")
+    if not name:
+        return (place,)
+    spec = importlib.util.find_spec(file.partition("/")[0])
+    text = Path(spec.submodule_search_locations[0]).parent.joinpath(file).read_text("utf-8")
+    body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", text.replace("\n\n", "\n"), re.M | re.S)
+    return tuple(re.findall(r'^    \w+ = "(\w+)"', body[0], re.M)) if body else ()
 
 
-def optimizer_faults(cfg: dict[str, Any]) -> Iterator[str]:
-    """A name that is no optimizer; Axolotl finds it when the weights are loaded."""
-    known, name = [one for names in optimizers() for one in names], cfg.get("optimizer")
-    if name and known and name not in known:
-        near = nearest(name, known) or f"; there are {', '.join(sorted(known))}"
-        yield f"`optimizer: {name}` is no optimizer{near}."
+def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
+    """A name that is no optimizer or schedule; Axolotl finds it when the weights are loaded."""
+    for key, places in _NAMES.items():
+        names, name = [one for place in places for one in _named(place)], cfg.get(key)
+        if name and name not in names:
+            near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
+            yield f"`{key}: {name}` is no {key}{near}."
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:
     """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
-    options = known() | {"unlearn"}
+    options = {*known(), "unlearn"}
     given = [str(key) for key, value in cfg.items() if value is not None]
     return [key for key in given if key not in options] if len(options) > 1 else []
 
@@ -170,7 +175,9 @@ def number_faults(cfg: dict[str, Any]) -> Iterator[str]:
                 yield f"`{key}: {short(value)[1:-1]}` is no number; correct it."
         if isinstance(given, bool) or not isinstance(given, (int, float)) or key == "local_rank":
             continue
-        if not 0 <= given < math.inf or (key in _ABOVE_ZERO and given == 0):
+        if given % 1 and re.match(r"int(?! \| float)", known().get(key, "")):
+            yield f"`{key}: {value}` must be a whole number."
+        elif not 0 <= given < math.inf or (key in _ABOVE_ZERO and given == 0):
             yield f"`{key}: {value}` must be {'above 0' if key in _ABOVE_ZERO else '0 or more'}."
 
 
@@ -190,4 +197,4 @@ def shape_faults(cfg: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*sorted(known() - known(Path(sys.argv[1]))), sep="\n")
+    print(*sorted(known().keys() - known(Path(sys.argv[1]))), sep="\n")

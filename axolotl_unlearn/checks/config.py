@@ -18,7 +18,7 @@ from typing import Any
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
+from axolotl_unlearn.config import UnlearnArgs, nearest, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, block_of, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
@@ -39,10 +39,6 @@ LOG = logging.getLogger(__name__)
 
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-#: Keys that choose an attention without second derivatives (the first one, any but two).
-ATTENTION = """
-    attn_implementation flash_attention flex_attention sage_attention xformers_attention
-""".split()
 
 
 def faults(cfg: dict) -> list[str]:
@@ -100,7 +96,7 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
          f"`batch_size: {cfg.get('batch_size')}` alone makes Axolotl count steps of so many rows "
          "and take smaller ones, so rows would be left out: give `gradient_accumulation_steps`."),
     )  # fmt: skip
-    faults += [*axolotl_options.absent(cfg), *axolotl_options.optimizer_faults(cfg)]
+    faults += [*axolotl_options.absent(cfg), *axolotl_options.name_faults(cfg)]
     faults += setting_faults(cfg, args) if args is not None and args.trains else []
     return faults + _model_faults(cfg)
 
@@ -109,8 +105,6 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What the block and Axolotl's settings ask of each other and of the model."""
     kinds = dict.fromkeys(args.extension_kinds())
     takers = [one.__name__ for one in args.extension_kinds() if one.takes_gradients]
-    layers = cfg.get("peft_layers_to_transform") if cfg.get("adapter") else None
-    layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else []
     return [
         *axolotl_options.refused(cfg, bool(args.data.rows)),
         *_together(cfg, args),
@@ -119,8 +113,13 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         *(f"`unlearn.extensions`: {takers[0]} and {second} both take the gradients of a step; keep "
           "one of them." for second in takers[1:2]),
         *_level_faults(cfg, args),
-        *architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0)),
+        *_metric_faults(cfg, args),
+        *architecture_faults(cfg, args, known_of(cfg)),
     ]  # fmt: skip
+
+
+#: What chooses a checkpoint by evaluations.
+_BEST = ("load_best_model_at_end", "early_stopping_patience")
 
 
 def told(*faults: tuple[Any, str]) -> list[str]:
@@ -145,6 +144,12 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
     return told(
+        *((args.level and cfg.get(key),
+           f"`{key}` may hand over another step than the one that `unlearn.level` chooses and "
+           "records: remove it.") for key in _BEST),
+        (cfg.get("early_stopping_patience") and not _chooses(cfg),
+         "`early_stopping_patience` compares evaluations at checkpoints: give `test_datasets`, "
+         "`eval_steps`, and `save_steps` that are a multiple of them."),
         (not args.forget,
          "`unlearn.forget` is empty: nothing would be forgotten; add an objective."),
         (args.retain and args.pairing.retain_per_forget == 0,
@@ -257,16 +262,15 @@ def setting_notes(cfg: dict) -> list[str]:
     where = None if os.path.exists(name) else unreachable(name)
     args = block_of(dict(cfg))
     moves = args and (args.phases or args.extensions)
-    best = next((k for k in ("load_best_model_at_end", "early_stopping_patience") if cfg.get(k)), 0)
+    best = next((key for key in _BEST if cfg.get(key)), None)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
-    rows, (save, look) = cfg.get("test_datasets"), (_every(cfg, what) for what in ("save", "eval"))
     return told(
-        (cfg.get("load_best_model_at_end") and not (rows and save and look and not save % look),
+        (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
         (moves and best and by_sum,
@@ -287,13 +291,39 @@ def setting_notes(cfg: dict) -> list[str]:
     )  # fmt: skip
 
 
-def _adapter_config(cfg: dict) -> dict | None:
-    """Of the adapter that is gone on from; None where it cannot be read."""
+def _said_in(folder: Any, name: str) -> dict[str, Any] | None:
+    """A config in the folder of a model or adapter; None where it cannot be read."""
     try:
-        own = json.loads((Path(str(cfg.get("lora_model_dir"))) / ADAPTER_CONFIG).read_text("utf-8"))
+        own = json.loads(Path(str(folder), name).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return own if isinstance(own, dict) else None
+
+
+def _metric_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """A metric by which checkpoints are chosen that is not there, or that is read upside down."""
+    given = str(cfg.get("metric_for_best_model") or "loss")
+    metric = given.removeprefix("eval_")
+    if metric == "loss" or not cfg.get("test_datasets"):
+        return []
+    from axolotl_unlearn.engine.views import logged
+
+    names = {"loss", *set.intersection(*map(logged, args.phases or [args]))}
+    near = "" if args.phases else nearest(metric, names)
+    return told(
+        (metric not in names,
+         f"`metric_for_best_model: {given}` is nothing that every evaluation of this run gives"
+         f"{near or '; there are ' + ', '.join(sorted(names))}."),
+        (cfg.get("greater_is_better") is None,
+         f"`metric_for_best_model: {given}` would choose the checkpoint where it is greatest; set "
+         "`greater_is_better: false` for the least, or `true`."),
+    )  # fmt: skip
+
+
+def _chooses(cfg: dict) -> bool:
+    """Whether checkpoints are evaluated, so that one of them is the best."""
+    save, look = (_every(cfg, what) for what in ("save", "eval"))
+    return bool(cfg.get("test_datasets") and save and look and not save % look)
 
 
 def _every(cfg: dict, what: str) -> float:
@@ -313,8 +343,13 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     )  # fmt: skip
 
 
-def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
-    """A run that ends before its learning rate is what the config says."""
+def run_notes(
+    cfg: Mapping[str, Any], plan: Mapping[str, int], longest: int, known: Mapping[str, Any]
+) -> list[str]:
+    """A run that ends before its learning rate is what the config says, or before all rows were
+    read, and rows at positions that the model never learned; ``plan``: `estimate.steps`."""
+    steps, unread = plan.get("steps", 0), plan.get("forget_rows_never_read", 0)
+    most = known.get("max_position_embeddings") or known.get("n_positions") or longest
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
     warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
@@ -322,26 +357,47 @@ def warmup_note(cfg: Mapping[str, Any], steps: int) -> list[str]:
         (0 < steps <= warmup,
          f"`{key}: {given}` is not over when the run ends, after {ends}: the learning rate stays "
          "below the one that is set."),
+        (unread > 0,
+         f"{unread} forget rows are never read, so never forgotten: a pass over all of them takes "
+         f"{plan.get('steps_of_an_epoch')} steps; raise `max_steps`, `num_epochs` or `phases`."),
+        (longest > most,
+         f"rows of up to {longest} tokens are longer than the {most} positions of this model: what "
+         "it says there was never learned; lower `sequence_len`, or cut the rows."),
     )  # fmt: skip
 
 
 def architecture_faults(
-    cfg: dict, args: UnlearnArgs, known: Mapping[str, Any], first: int = 0
+    cfg: Mapping[str, Any], args: UnlearnArgs, known: Mapping[str, Any], first: int | None = None
 ) -> list[str]:
     """What adapters and objectives on hidden states ask of a model.
 
     Args:
         known: Its config.json, of the language model; empty where it is not here.
-        first: The lowest decoder layer that is trained.
+        first: The lowest decoder layer that is trained; default: by the config.
     """
     faults = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
+    layers = cfg.get("peft_layers_to_transform") if cfg.get("adapter") else None
+    layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else []
+    first = min(layers, default=0) if first is None else first
+    count, saved = known.get("num_hidden_layers"), cfg.get("lora_modules_to_save") or ()
+    if ends := cfg.get("adapter") and cfg.get("tokens") and known.get("model_type"):
+        from axolotl.loaders.utils import get_linear_embedding_layers as ends_of
+
+        ends = ends_of(ends)
+    faults += told(
+        (count and not {*layers} <= {*range(count)},
+         f"`peft_layers_to_transform: {layers}` names layers that do not exist: the model has "
+         f"layers 0 to {(count or 0) - 1}."),
+        (ends and not {*ends} <= {*saved},
+         "`tokens` adds rows to matrices that the adapter does not train; set "
+         f"`lora_modules_to_save: [{', '.join(ends or ())}]`."),
+    )  # fmt: skip
     if cfg.get("lora_target_linear") and known.get("model_type") in ("gpt2", "openai-gpt"):
         faults.append(
             "`lora_target_linear` finds no layer of this model, whose matrices are no Linear: name "
             "them in `lora_target_modules`, such as [c_attn, c_proj]."
         )
     hidden = [one for one in args.entries() if OBJECTIVES[one[1].objective].sees == "hidden"]
-    count = known.get("num_hidden_layers")
     for side, entry in hidden:
         name, layer = f"{side}/{entry.objective}", entry.parameter("layer")
         default = "" if "layer" in entry.parameters else " (the default)"
@@ -384,13 +440,11 @@ def _tied_faults(cfg: dict) -> list[str]:
     return faults
 
 
-def _config_of_folder(cfg: dict) -> dict[str, Any]:
+def known_of(cfg: dict) -> dict[str, Any]:
     """The config of the text model where the base model is a folder that says it; else empty."""
-    file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
-    # Here and elsewhere not `Path.is_file`, which raises for a name that no file can have.
-    if cfg.get("overrides_of_model_config") or not os.path.isfile(file):
+    config = _said_in(cfg.get("base_model_config") or cfg.get("base_model"), "config.json")
+    if cfg.get("overrides_of_model_config") or not config:
         return {}
-    config = json.loads(file.read_text("utf-8"))
     inner = config.get("text_config", config)
     ties = {"tie_word_embeddings": config.get("tie_word_embeddings")}
     return inner | (ties if ties["tie_word_embeddings"] is not None else {})
@@ -411,11 +465,14 @@ def _model_faults(cfg: dict) -> list[str]:
         if not os.path.exists(path):
             cure = "train it first, or check the path, relative to where you are"
             faults.append(f"`{key}: {path}` does not exist; {cure}.")
-        elif key == "lora_model_dir" and _adapter_config(cfg) is None:
+        elif key == "lora_model_dir" and _said_in(path, ADAPTER_CONFIG) is None:
             faults.append(
                 f"`{key}: {path}` has no {ADAPTER_CONFIG} that can be read; name the folder of an "
                 "adapter, or save it again."
             )
+        elif key == "base_model" and os.path.isfile(file := os.path.join(path, "config.json")):
+            if _said_in(path, "config.json") is None:
+                faults.append(f"{file} cannot be read; copy or make it again.")
     return faults
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.checks.config import sharding_key, warmup_note
+from axolotl_unlearn.checks.config import known_of, run_notes, sharding_key
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn, unlearn_config
 from axolotl_unlearn.data.checks import KEYS, TYPES, check_loaded, role_of
@@ -63,10 +63,10 @@ def outlook(
     except UnlearnError as error:
         faults.append(str(error))
     facts |= steps(cfg, args, rows["forget"]) if rows["forget"] else {}
-    facts["notes"] += warmup_note(cfg, facts.get("steps", 0))
     facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
-    longest = [one["longest"] for one in facts["tokens"].values()]
-    length = max(longest, default=cfg.get("sequence_len") or 2048)
+    longest = max((one["longest"] for one in facts["tokens"].values()), default=0)
+    facts["notes"] += run_notes(cfg, facts, longest, known_of(cfg))
+    length = longest or cfg.get("sequence_len") or 2048
     facts["memory"] = memory(cfg, args, length)
     if facts["memory"]:
         facts["largest_micro_batch_size"] = largest_batches(cfg, args, length)
@@ -82,16 +82,21 @@ def lengths(rows: Any) -> dict[str, Any]:
     return facts | {"first": layout(rows[0]["labels"])}
 
 
-def steps(cfg: Mapping[str, Any], args: UnlearnArgs, forget: int) -> dict[str, int]:
-    """Steps on one process; an epoch is a pass over the forget rows."""
-    batch = int(cfg.get("micro_batch_size") or 1) * int(cfg.get("gradient_accumulation_steps") or 1)
+def steps(cfg: Mapping[str, Any], args: UnlearnArgs, forget: int, batch: int = 0) -> dict[str, int]:
+    """Steps; an epoch is a pass over the forget rows. ``batch``: pairs of a step; default: of one
+    process."""
+    one = int(cfg.get("micro_batch_size") or 1) * int(cfg.get("gradient_accumulation_steps") or 1)
+    batch = batch or one
     epoch = math.ceil(forget / batch)
-    total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
+    total = forgetting = cfg.get("max_steps") or math.ceil(epoch * (cfg.get("num_epochs") or 1))
     if args.phases:
         from axolotl_unlearn.training.phases import phase_steps
 
-        total = sum(phase_steps(args, epoch))
-    return {"steps": int(cfg.get("max_steps") or total), "steps_of_an_epoch": epoch}
+        each = phase_steps(args, epoch)
+        total = sum(each)
+        forgetting = sum(n for n, phase in zip(each, args.phases, strict=True) if phase.forget)
+    unread = max(0, forget - forgetting * batch)
+    return {"steps": total, "steps_of_an_epoch": epoch, "forget_rows_never_read": unread}
 
 
 # --- memory --------------------------------------------------------------------------------------

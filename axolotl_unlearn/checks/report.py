@@ -75,22 +75,15 @@ def check(
 
 def objective_faults(cfg: dict) -> list[str]:
     """What objectives of the user's own return of made-up scores."""
-    import torch
-
-    from axolotl_unlearn.engine.needs import called
-    from axolotl_unlearn.objectives import LabelScores
+    from axolotl_unlearn.engine.views import tried
 
     faults = []
     for _, entry in parse_unlearn(cfg.get("unlearn") or {}).entries():
         own = OBJECTIVES[entry.objective]
         if own.function.__module__.startswith("axolotl_unlearn.") or own.against_heldout:
             continue
-        logp = torch.randn(2, 3).log_softmax(-1)
-        scores = LabelScores(logp, logp < 0, logp if own.reference else None)
-        given = {"labels": (scores,), "pairs": (scores, scores), "hidden": (logp, scores.ref_logp)}
-        given["distributions"] = (logp, scores.ref_logp, torch.tensor([0, 1]))
         try:
-            called(own, *given[own.sees], **entry.parameters)
+            tried(entry)
         except UnlearnError as error:
             faults.append(str(error))
         except Exception as error:  # of code of the user's

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
-from axolotl_unlearn.config import ObjectiveArgs
+from axolotl_unlearn.config import ObjectiveArgs, Sides
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
@@ -65,6 +66,27 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
         objective = OBJECTIVES[args.objective]
         entries.append(Entry(name, side, args, objective, objective.unit(args.parameters)))
     return entries
+
+
+def tried(one: ObjectiveArgs) -> Any:
+    """What the function of an objective, of model's scores, makes of made-up ones."""
+    own, logp = OBJECTIVES[one.objective], torch.full((2, 3), 1 / 3).log()
+    scores = LabelScores(logp, logp < 0, logp if own.reference else None)
+    given = {"labels": (scores,), "pairs": (scores, scores), "hidden": (logp, scores.ref_logp)}
+    given["distributions"] = (logp, scores.ref_logp, torch.tensor([0, 1]))
+    return called(own, *given[own.sees], **one.parameters)
+
+
+def logged(block: Sides) -> set[str]:
+    """Names of what an evaluation logs of the objectives of a block, beside their sum."""
+    names = set()
+    for entry in make_entries(block.entries()):
+        own = entry.objective
+        names |= {entry.name, *(f"{role}_nll" for role in own.roles(entry.side))}
+        names |= {own.name} if own.sees == "distributions" else set()
+        with suppress(Exception):  # of the user's code, which `check --full` tells; or no `logs`
+            names |= {*tried(entry.args).logs}
+    return names
 
 
 class View(ABC):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,8 +35,9 @@ _SETTINGS = """
     peft_init_lora_weights lora_target_modules lora_target_linear lora_target_parameters
     lora_modules_to_save peft_layers_to_transform peft_trainable_token_indices unfrozen_parameters
     load_in_4bit load_in_8bit overrides_of_model_config optimizer optim_args learning_rate
-    adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale
-    lr_groups loraplus_lr_ratio loraplus_lr_embedding
+    weight_decay dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of adam_beta1
+    adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale lr_groups
+    loraplus_lr_ratio loraplus_lr_embedding
 """.split()
 _WEIGHTS = ("*.safetensors", "pytorch_model*", "adapter_model*", "global_step*")
 _OPTIMIZER = ("optimizer*", "global_step*", "pytorch_model_fsdp*")
@@ -101,7 +103,20 @@ def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str,
         "lr_scheduler": content_key(*kept),
         "unlearn.reference": content_key(references),
         "unlearn.level.heldout": content_key(_content(args.level and args.level.heldout)),
+        **_code(args),
         **{key: content_key(cfg.get(key) or None) for key in _SETTINGS},
+    }
+
+
+def _code(args: UnlearnArgs) -> dict[str, str]:
+    """Digests of the modules of extensions, and of those that they have loaded of their package."""
+    names = [one.extension.partition(":")[0] for one in args.extensions]
+    packages = tuple(f"{name.rpartition('.')[0] or name}." for name in names)
+    files = {name: getattr(one, "__file__", None) for name, one in [*sys.modules.items()]}
+    return {
+        f"unlearn.extensions: {name}": file_digest(Path(file))
+        for name, file in files.items()
+        if file and f"{name}.".startswith(packages)
     }
 
 

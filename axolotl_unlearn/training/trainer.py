@@ -371,7 +371,15 @@ class UnlearnTrainer(AxolotlTrainer):
                 "whatever was forgotten): score the trained model by `axolotl-unlearn eval`, or "
                 "give `test_datasets` to `axolotl train`."
             )
-        return super().evaluate(*args, **kwargs)
+        found = super().evaluate(*args, **kwargs)
+        metric = self.args.metric_for_best_model or "loss"
+        if "eval_" + metric.removeprefix("eval_") not in found:
+            raise UnlearnError(
+                f"`metric_for_best_model: {metric}` is no number of this evaluation: no row of "
+                "`test_datasets` is for it; add some, or name another.",
+                code="training.no-metric",
+            )
+        return found
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
         """The loss is the weighted sum of the parts, each over all units, however rows were cut
