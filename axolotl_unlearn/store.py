@@ -75,12 +75,8 @@ class Store:
 
     def get(self, key: str) -> Any:
         """The value, or None where it is not known (or its file was damaged)."""
-        if self.folder is None:
-            return None
-        try:
-            return unsealed((self.folder / f"{key}.json").read_text("utf-8", errors="replace"))
-        except FileNotFoundError:
-            return None
+        path = self.folder and self.folder / f"{key}.json"
+        return unsealed(path.read_text("utf-8", "replace")) if path and path.is_file() else None
 
     def put(self, key: str, value: Any) -> None:
         """Whole or not at all: a killed run leaves no half file."""

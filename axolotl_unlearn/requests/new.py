@@ -124,7 +124,6 @@ def new_request(
     """
     empty = out.is_dir() and not any(out.iterdir())
     if os.path.lexists(out) and not empty:
-        require_made(out)
         raise _exists(out)
     require(wanted)
     config = rows_of.read_config(config_path)
@@ -235,6 +234,7 @@ def new_request(
 
 
 def _exists(out: Path) -> UnlearnError:
+    require_made(out)
     return fault("requests.exists", f"{out} already exists; give --out a new folder.")
 
 

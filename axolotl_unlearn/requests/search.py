@@ -160,17 +160,14 @@ class Found:
         return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
-def search(
-    places: Iterable[Path], texts: Texts, decode: Decode | None = None, skip: Iterable[Path] = ()
-) -> Found:
+def search(places: Iterable[Path], texts: Texts, decode: Decode | None = None) -> Found:
     """Look into every file below the places, behind links too, each once.
 
     Args:
         decode: Lists of token ids to texts; without it prepared data sets cannot be searched.
-        skip: Folders and files that are not looked into.
     """
     result = Found()
-    for path in walk(places, skip, result):
+    for path in walk(places, (), result):
         unread: set[str] = set()
         windows: set[tuple[str, ...]] = set()
         try:
