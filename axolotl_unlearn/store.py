@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.files import write_json
+from axolotl_unlearn.files import write
 
 #: Whose version can change a result of a command.
 PACKAGES = ("axolotl-unlearn", "axolotl", "torch", "transformers", "peft", "mergekit", "lm_eval")
@@ -50,6 +51,18 @@ def file_digest(path: Path) -> str:
     return _digest_at(path, stat.st_size, stat.st_mtime_ns)
 
 
+def sealed(value: Any) -> str:
+    """A JSON value as a line with its checksum in front: what is damaged later is not believed."""
+    text = json.dumps(value)
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
+
+
+def unsealed(line: str) -> Any:
+    """The value of a line of `sealed`; None of any other line."""
+    checksum, _, text = line.rstrip("\n").partition(" ")
+    return json.loads(text) if checksum == f"{zlib.crc32(text.encode()):08x}" else None
+
+
 class Store:
     """JSON values on disk, one file a key; many processes may share the folder.
 
@@ -61,18 +74,11 @@ class Store:
         self.folder = None if folder is None else Path(folder)
 
     def get(self, key: str) -> Any:
-        """The value, or None where it is not known (or was cut off while written)."""
-        if self.folder is None:
-            return None
-        try:
-            return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
+        """The value, or None where it is not known (or its file was damaged)."""
+        path = self.folder and self.folder / f"{key}.json"
+        return unsealed(path.read_text("utf-8", "replace")) if path and path.is_file() else None
 
     def put(self, key: str, value: Any) -> None:
         """Whole or not at all: a killed run leaves no half file."""
-        if self.folder is None:
-            return
-        write_json(
-            self.folder / f"{key}.json", value, private=True, indent=None, ensure_ascii=False
-        )
+        if self.folder is not None:
+            write(self.folder / f"{key}.json", sealed(value), private=True)

@@ -21,6 +21,7 @@ from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
 from axolotl_unlearn.evaluation.tasks import task_folder
 from axolotl_unlearn.metrics.semeval import CELLS
+from axolotl_unlearn.store import unsealed
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +134,7 @@ def test_evaluate_equals_the_plain_loop(case, tmp_path, batch_size):
     assert likelihood["member_loss"] == pytest.approx(oracle["losses"]["member"], abs=1e-5)
     written = json.loads((tmp_path / "results.json").read_text())
     (cached,) = [p for p in (tmp_path / "cache").glob("*.json") if len(p.stem) == 32]
-    assert json.loads(cached.read_text())["texts"] == oracle["generations"]
+    assert unsealed(cached.read_text())["texts"] == oracle["generations"]
     assert written["models"][0]["cells"] == result["cells"]
 
 

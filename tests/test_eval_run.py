@@ -24,6 +24,7 @@ from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
+from axolotl_unlearn.store import sealed, unsealed
 from research.__main__ import research
 
 OPTIONS = {"min_members": 1, "progress": False, "max_gen_toks": 12}
@@ -96,6 +97,19 @@ def test_results_have_the_agreed_form(home, results):
 def test_what_so_few_documents_can_show_is_said_before(home, results, capsys):
     evaluate([str(home / "original")], home / "data", home / "few", **OPTIONS | {"progress": True})
     assert "is never shown to be good" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("limit", "says"), [(1000, None), (24, "24 each were evaluated at most")])
+def test_a_limit_that_cuts_nothing_is_none(home, results, limit, says):
+    """Of a verdict on all rows it said that only 1000 were evaluated, which were 48."""
+    out = home / f"limit-{limit}"
+    shutil.copytree(home / "eval" / "cache", out / "cache")
+    evaluate([str(home / "original")], home / "data", out, **OPTIONS | {"limit": limit})
+    found = json.loads((out / "results.json").read_text())
+    (control,) = [f for f in judged(found)["original"].findings if f.id == "control"]
+    assert (says in control.says) if says else ("evaluated at most" not in control.says)
+    assert found["settings"]["limit"] == found["models"][0]["limit"] == (limit if says else None)
+    assert any("24 each at most" in note for note in found["notes"]) is bool(says)
 
 
 def test_the_audit_list_has_a_line_for_every_document(home, results):
@@ -196,7 +210,7 @@ def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     assert share == pytest.approx(float(p), abs=0.05)
     options = OPTIONS | {"samples": 3, "limit": 12}
     evaluate([str(home / "original")], home / "data", tmp_path, **options)
-    stored = [json.loads(p.read_text()) for p in (tmp_path / "cache").glob("*.json")]
+    stored = [unsealed(p.read_text()) for p in (tmp_path / "cache").glob("*.json")]
     (measured,) = [one for one in stored if isinstance(one, dict) and "said_of_samples" in one]
     counts = measured["said_of_samples"]
     assert counts and set(counts) < set(measured["values"])
@@ -314,10 +328,10 @@ def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
     """Then the original is generated again."""
     evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
     for path in (tmp_path / "cache").glob("*.json"):
-        stored = json.loads(path.read_text())
+        stored = unsealed(path.read_text())
         if "outputs" in stored:
             assert stored.pop("outputs") and not stored["texts"]
-            path.write_text(json.dumps(stored))
+            path.write_text(sealed(stored))
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     both = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert both[1]["collapse"] == results[1]["collapse"]

@@ -37,11 +37,31 @@ def _store(path: Path) -> None:
     Store(path.parent).put(path.stem, {"text": NEW})
 
 
-def test_half_a_letter_in_the_store_is_no_value(tmp_path):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda raw: '{"said": "é'.encode()[:-1],  # half a letter
+        lambda raw: b"[" * 100_000,
+        lambda raw: b'{"of": "another version"}',
+        lambda raw: raw.replace(b"0.25", b"0.75"),
+        lambda raw: raw[:-5],
+    ],
+)
+def test_what_is_damaged_in_the_store_is_no_value(tmp_path, damaged):
+    """JSON of another form was an unexpected error, and another figure was believed."""
+    from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.store import Store
 
-    (tmp_path / "key.json").write_bytes('{"said": "é'.encode()[:-1])
+    Store(tmp_path).put("key", value := {"said": "é", "loss": 0.25, "more": None})
+    assert Store(tmp_path).get("key") == value
+    Cache(tmp_path).add_rows("key", [{"key": 0, "value": 0.5}, {"key": 1, "value": 0.25}])
+    for path in tmp_path.iterdir():
+        path.write_bytes(damaged(path.read_bytes()))
     assert Store(tmp_path).get("key") is None
+    kept = Cache(tmp_path).rows_so_far("key", False)
+    Cache(tmp_path).add_rows("key", [{"key": 2, "value": 1}])
+    assert {"key": 1, "value": 0.25} not in kept and {"value": 0.75} not in kept
+    assert all(row == {"key": 0, "value": 0.5} for row in kept)
 
 
 def _by_draft(path: Path) -> None:

@@ -64,6 +64,7 @@ def test_readings_worst_first():
     assert found["b"]["p"] == found["c"]["p"] == 0.01 and found["b"]["told"]
     assert found["b"]["loss"] == 1.0 and found["b"]["rank"] == 0.0 and found["c"]["rank"] == 1.0
     assert (found["a"]["extraction_strength"], found["a"]["answers_said"]) == (0.4, 1)
+    assert found["c"]["extraction_strength"] == 0.1, "of its text; the list said n/a"
     assert found["d"]["p"] is None and found["d"]["extraction_strength"] == 1.0
     # p .01, .01 and that of a, the largest: Benjamini-Hochberg gives .01 * 3 / 2.
     assert found["b"]["q"] == 0.015

@@ -37,7 +37,7 @@ from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.request import Ledger
-from axolotl_unlearn.requests.search import Texts, search, words
+from axolotl_unlearn.requests.search import Texts, row_texts, search, words
 from axolotl_unlearn.requests.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -733,6 +733,12 @@ def test_windows_by_hand(tmp_path):
     short = Texts.of(["Ada Quill", "555-0107", "AB 12", "user", "of the"], ["She is of the town"])
     assert short.windows == {("ada", "quill"), ("555", "0107")}
     assert (short.whole, short.too_short) == (0, 3)
+    # So are numbers that are no texts: one of five digits was neither looked for nor counted.
+    write_lines(tmp_path / "rows", [{"row": {"id": 12345, "age": 7, "on": True, "at": [0.5]}}])
+    short = Texts.of(row_texts(tmp_path / "rows"), ["0.5"])
+    assert (short.windows, short.too_short) == ({("12345",)}, 1)
+    (tmp_path / "rows").unlink()
+    short = Texts.of(["Ada Quill"])
     path = tmp_path / "a name alone.txt"
     path.write_text("Call Ada Quill.")
     assert search([tmp_path], short).named == {path: 1}
@@ -787,6 +793,7 @@ def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
     assert {path.name: kind for path, kind in found.unsearched.items()} == expected
     assert found.not_searched().startswith(f"1 PDF, 5 {ARCHIVES}, ")
     unreadable = [name for name, (_, kind) in CLOSED.items() if kind is None]
+    assert f"{len(unreadable)} unreadable" in found.not_searched(), "the letter says it"
     assert [path.name for path in found.unreadable] == unreadable
     assert found.left == {}
 

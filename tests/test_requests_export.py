@@ -98,11 +98,16 @@ ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left"
         (ERASED | {"places": 0, "windows": 0, "names": 1}, "0 places that we know of still hold"),
         (ERASED | {"places": 0, "windows": 0, "names": 0}, "such rows are left was not searched"),
         (ERASED | {"left": [{"path": "x"}], "named": [{"path": "y"}]}, "2 places that we know of"),
+        (
+            ERASED | {"places": 0, "too_short": 2},
+            "We did not look for 2 texts of a word or a short",
+        ),
+        (ERASED | {"places": 0, "unsearched": "3 weights"}, "We could not look into: 3 weights."),
     ],
 )
 def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(folder, erased, says):
-    """It said 0 while files that were only named held rows, and where nothing was searched for; an
-    exact way is shown by bytes."""
+    """It said 0 while files that were only named held rows, and where nothing was searched for, or
+    not for all; an exact way is shown by bytes, but not if its verdict is not good."""
     statement, handled = read(folder), dict.fromkeys(("to", "by", "reference"), "") | _DATES
     predicate = statement["predicate"]
     predicate |= {"erased": erased, "told": [{"day": "2026-11-26", "recipient": "Cloud Ltd"}]}
@@ -114,6 +119,10 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
         assert "The model before is" not in written, "a record before v0.4 does not say it"
         assert ("none of our tests" in written) is (exact is None)
         assert ("training the model without them" in written) is (exact is not None)
+        predicate["verdict"]["good"] = False
+        written = reply(statement, handled)
+        predicate["verdict"]["good"] = True
+        assert "Our tests did not show that the model has forgotten these rows" in written
     del predicate["told"], predicate["erased"]  # as v0.1 may
     assert "has not been erased" in reply(statement, handled)
 
@@ -184,7 +193,8 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
     ledger = Ledger(folder.parent)
     ledger.append("erasing", "w48", places=[place])
-    amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
+    more = {"places": 2, "too_short": 1, "unsearched": "1 PDF"}
+    amend(folder, "erased", erased=ERASED | {"removed": [place]} | more)
     out = tmp_path / "s.zip"
     handling = export(folder, out, subject="ada@example.com")
     files = opened(out)
@@ -195,6 +205,7 @@ def test_of_a_subject_it_has_nothing_of_others(tmp_path):
     assert statement["predicate"]["erased"]["removed"] == 1
     assert b"We removed 1 row of training data (1 of them it was only" in files["REPLY.txt"]
     assert b"2 places that we know of" in files["REPLY.txt"]
+    assert b"look into: 1 PDF. We did not look for 1 text of a word" in files["REPLY.txt"]
     assert b"record lists" not in files["REPLY.txt"], "that of a subject has their number alone"
     whole = (folder / "record.json").read_bytes()
     assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"

@@ -24,11 +24,14 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import new, record, ways
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
-from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.request import Ledger, Request, weights
 from axolotl_unlearn.requests.rows import (
+    SPLITS,
+    _splits,
     deleted_rows,
     encoded,
     forgotten,
+    keep_split,
     read_config,
     remaining,
     without,
@@ -98,7 +101,6 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
     import datasets
 
     from axolotl_unlearn.requests import run as running
-    from axolotl_unlearn.requests.request import Request
 
     for name in ("base", "tuned"):
         shutil.copytree(home / name, tmp_path / name)
@@ -120,6 +122,63 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
     with pytest.raises(FileNotFoundError, match="verdict.json"):
         running.run_request("../requests/a")
     assert seen == [tmp_path]
+
+
+def test_a_making_that_was_killed_is_said_by_every_command(home, tmp_path, monkeypatch):
+    """Half of a folder with the rows in it: `new` asked for another name, `run` for `new`, and
+    `list` knew nothing of it."""
+    path, out = tmp_path / "c.yml", tmp_path / "requests" / "a"
+    path.write_text(yaml.safe_dump(config(home)))
+    if not (child := os.fork()):
+        monkeypatch.setattr(new, "write_evaluation", lambda *_: os.kill(os.getpid(), 9))
+        new_request(path, out, ADA_ROWS)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (out / "data" / "forget.jsonl").is_file() and not (out / "request.json").exists()
+    again = ("new", path, "--where", "id=ada-quill", "--out", out)
+    for words in (again, ("run", out), ("plan", out), ("erase", out)):
+        assert "then remove it, and make the request again" in said(*words, code=2).output, words
+    assert "half made: remove its folder" in said("list", out.parent).output
+    shutil.rmtree(out)
+    new_request(path, out, ADA_ROWS)
+    assert "half made" not in said("list", out.parent).output
+
+
+@pytest.mark.parametrize("through", ["requests", "place"])
+def test_a_request_is_found_through_any_link(home, tmp_path, monkeypatch, through):
+    """Of one that was made behind a link the folder of its config was another one without it."""
+    real, disk = tmp_path / "real", tmp_path / "disk"
+    for folder in (real, disk / "deep" / "requests"):
+        folder.mkdir(parents=True)
+    (tmp_path / "place").symlink_to(real)
+    (real / "requests").symlink_to(disk / "deep" / "requests")
+    (real / "tuned").symlink_to(home / "tuned")
+    (real / "c.yml").write_text(yaml.safe_dump(config(home) | {"output_dir": "tuned"}))
+    monkeypatch.chdir(real)
+    out = Path("requests/a") if through == "requests" else tmp_path / "place" / "requests" / "a"
+    new_request(Path("c.yml"), out, ADA_ROWS)
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "place" / "requests" / "a", disk / "deep" / "requests" / "a"):
+        request = Request.load(folder)
+        assert request.root.samefile(real) and Path(request.before).samefile(home / "tuned")
+
+
+def test_two_at_once_keep_both_splits_and_a_damaged_file_is_said(tmp_path):
+    """Of two the second wrote a list without the first's; one that was damaged was replaced, and
+    nobody could say any more what had been held out."""
+    ledger = Ledger(tmp_path)
+    for name in "ab":
+        if not os.fork():
+            for number in range(40):
+                keep_split(ledger, f"{name}{number}", ["00", "ff"])
+            os._exit(0)
+    assert {os.wait()[1], os.wait()[1]} == {0}
+    assert len(_splits(ledger)) == 80
+    for damaged in ("{", "[]", '{"a": 3}'):
+        (tmp_path / SPLITS).write_text(damaged)
+        with fails("requests.splits"):
+            keep_split(ledger, "c", ["00"])
+        assert (tmp_path / SPLITS).read_text() == damaged
 
 
 @pytest.mark.parametrize("split", ["test_datasets", "none"])

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -433,6 +434,8 @@ BLANK = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6, 
 STILL = {"loss": 0.12}
 ONE_STILL = [*rows_gone("abde"), row_gone("c", **STILL)]
 FREE = judgement(Finding("kept", "open", "no kept answer is exact", missing=True))
+PART = Finding("attacks", "open", "it asked about a part of the rows", missing=True)
+PART = replace(judgement(), findings=[*judgement().findings, PART])
 #: Rows, what was measured -> a part of each sentence on what is missing.
 LACKING = {
     "all": (rows_gone("ab"), {}, []),
@@ -444,6 +447,7 @@ LACKING = {
         rows_gone("ab", **BLANK), {"before": WEAK}, ["one of five cases"],
     ),
     "an attack": (rows_gone("ab"), {"done": DONE[1:]}, ["the attack `quantise` was not made"]),
+    "a part of the rows by an attack": (rows_gone("ab"), {"judged": PART}, ["a part of the rows"]),
     "rows": ([], {}, ["no row was tested"]),
     # An unchanged model was shown in 5 to 16 % with 5 rows.
     "a drop": (ONE_STILL, {}, ["no drop of its own shows 1 of 5 rows"]),

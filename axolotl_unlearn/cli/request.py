@@ -254,7 +254,7 @@ def run(folder: Path, **given: Any):
 @click.argument("requests_dir", metavar="[REQUESTS]", type=_PLACE, default="requests")
 def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
-    from axolotl_unlearn.requests.request import Ledger, Request
+    from axolotl_unlearn.requests.request import MAKING, Ledger, Request
 
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
@@ -266,9 +266,11 @@ def list_(requests_dir: Path):
         state = own.get(entry["event"], entry["event"])
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
+    half = {path.parent.name for path in requests_dir.glob(f"*/{MAKING}")}
     listed, said = [], []
-    for name in [*states, *sorted(folders - set(states))]:
-        rows, events = "its folder is gone", states.get(name, [])
+    for name in [*states, *sorted((folders | half) - set(states))]:
+        rows = "half made: remove its folder" if name in half else "its folder is gone"
+        events = states.get(name, [])
         if name in folders:
             rows = counted(Request.load(requests_dir / name).facts["counts"]["forget"], "row")
         listed.append({"request": name, "rows": rows, "events": events})

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -330,24 +329,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return meant(name, names) or listed
 
 
-def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[dict[str, Any]]:
+def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Rows of a JSON lines file that a command of ours wrote; it may have none.
-
-    Args:
-        cut: Pass over lines that are not whole, as a killed process leaves them.
 
     Raises:
         UnlearnError: The first line that is no JSON object, or bytes that are not UTF-8.
     """
     path = Path(path)
-    if not cut:
-        return [dict(row) for _, row in _line_rows(read_text(path), path)]
-    rows = []
-    for line in path.read_text("utf-8", errors="replace").split("\n"):
-        with suppress(ValueError):
-            if isinstance(row := json.loads(line), dict):
-                rows.append(row)
-    return rows
+    return [dict(row) for _, row in _line_rows(read_text(path), path)]
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:

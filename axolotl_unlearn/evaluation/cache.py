@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import CODE
-from axolotl_unlearn.store import Store, content_key, versions
+from axolotl_unlearn.store import Store, content_key, sealed, unsealed, versions
 
 #: Raised when what is measured or how it is stored changes.
 _CACHE_VERSION = 7
@@ -38,9 +36,10 @@ class Cache(Store):
             path.unlink()
 
     def rows_so_far(self, key: str, need_texts: bool) -> list[dict[str, Any]]:
-        """Rows of an interrupted run."""
+        """Rows of an interrupted run, but for those that it wrote in part."""
         path = self.folder and self.folder / f"{key}.partial.jsonl"
-        rows = read_json_lines(path, cut=True) if path and path.is_file() else []
+        there = path.read_text("utf-8", errors="replace") if path and path.is_file() else ""
+        rows = filter(None, map(unsealed, there.split("\n")))
         return [row for row in rows if not need_texts or row.get("text") is not None]
 
     def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -48,4 +47,4 @@ class Cache(Store):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{key}.partial.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            file.writelines(map(sealed, rows))

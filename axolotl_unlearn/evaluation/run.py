@@ -67,7 +67,9 @@ def evaluate(
     settings = Settings.read(asdict(options.placed()))
     alone = not settings.device_map
     settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
-    sets = settings.load_sets(data)
+    every = replace(settings, limit=None).load_sets(data)
+    if (sets := every.limited(settings.limit)) is every:
+        settings = replace(settings, limit=None)
     before = original_of(specs, settings.original)
     out = Path(options.out_dir)
     kept = Path(settings.store or out / "cache")

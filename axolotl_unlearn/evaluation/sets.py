@@ -102,16 +102,17 @@ class EvaluationSets:
         )
 
     def limited(self, limit: int | None) -> EvaluationSets:
-        """The first `limit` generated rows, documents and utility questions (for trying out)."""
-        if limit is None:
-            return self
-        if limit < 1:
+        """The first `limit` generated rows, documents and utility questions (for trying out);
+        itself where it has no more."""
+        if limit is not None and limit < 1:
             raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="eval.limit")
+        if limit is None or limit >= max(map(len, (self.rows, self.documents, self.utility))):
+            return self
         rows, documents = self.rows[:limit], self.documents[:limit]
         kept = {s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")}
         for side in ("member", "nonmember"):
             kept[side] = [(name, text) for its, name, text in documents if its == side]
-        note = f"limited to {limit} rows, documents and questions in all: scores are rough"
+        note = f"of rows, documents and questions {limit} each at most: scores are rough"
         return replace(self, **kept, utility=self.utility[:limit], notes=[*self.notes, note])
 
     @functools.cached_property

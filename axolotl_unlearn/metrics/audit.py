@@ -87,8 +87,8 @@ def audit(
 
     Returns:
         ``document``; ``rows``: ``{id, extraction_strength, answer_said}`` each; ``loss``, ``rank``
-        (share of non-members with a lower loss), ``min_k_plus_20``, ``extraction_strength`` and
-        ``longest_run`` (the largest of its rows and its text), ``answer_said``, ``answers``,
+        (share of non-members with a lower loss), ``min_k_plus_20``, ``extraction_strength`` (of
+        its rows, else of its text), ``longest_run`` (of both), ``answer_said``, ``answers``,
         ``answers_said``; ``p`` and ``q`` (after Benjamini and Hochberg) of membership, ``told``;
         ``before`` and ``retrained``: the same figures of those models; ``recited``; ``sure``:
         it gives an answer that the retrained one does not say 0.9 of its probability; ``reading``:
@@ -189,7 +189,7 @@ def _figures(model: Model, texts: Sequence[Row], rows: Sequence[Row]) -> dict[st
     if loss is not None and len(others):
         lower = float(np.searchsorted(others, loss) / len(others))
     lowest = [row.min_k_plus for row in texts if row.min_k_plus is not None]
-    strengths = [row.strength for row in rows if row.strength is not None]
+    strengths = [row.strength for row in rows or texts if row.strength is not None]
     runs = [row.run for row in (*rows, *texts) if row.run is not None]
     said = [row.said for row in rows if row.said is not None]
     return {

@@ -345,7 +345,7 @@ class Model(Part):
             entry to its evidence.
         cells: Scores of the twelve cells, forget cells as 1 - v; None where there are no rows.
         n: Rows of each cell; ``member``, ``nonmember``, ``utility``, ``cells``.
-        limit, max_gen_toks: Of the evaluation: only so many rows, documents and questions (None:
+        limit, max_gen_toks: Of the evaluation: so many rows, documents and questions at most (None:
             all), new tokens a row.
         intervals: 95 %, by name of the score.
         any_script, any_script_intervals: Cells (and intervals of sides) by words of every script,

@@ -162,11 +162,10 @@ class Plan:
         if not texts.windows:
             said = "nothing could be searched for: the rows are gone, or kept rows say all of it"
         if texts.too_short:
-            said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
-        if result.unsearched:
-            said += f"; cannot be searched: {result.not_searched()}"
-        if result.unreadable:
-            said += f"; unreadable: {counted(len(result.unreadable), 'file')}"
+            short = counted(texts.too_short, "text")
+            said += f"; not searched for: {short} of a word or a short number"
+        if unsearched := result.not_searched():
+            said += f"; cannot be searched: {unsearched}"
         yield said
 
 

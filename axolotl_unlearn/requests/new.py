@@ -33,12 +33,14 @@ from axolotl_unlearn.requests.choose import (
 )
 from axolotl_unlearn.requests.record import SUBJECTS
 from axolotl_unlearn.requests.request import (
+    MAKING,
     SCHEMA,
     Ledger,
     Request,
     digest,
     fault,
     now,
+    require_made,
     weights,
     write_json,
     write_lines,
@@ -191,12 +193,13 @@ def new_request(
         "counts": counts | {"documents": len(documents), "trained": len(trained.rows)},
         "digests": {},
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
-        "root": os.path.relpath(Path.cwd(), out),
+        "root": os.path.relpath(Path.cwd(), out.resolve()),
         "after_request": accepted[-1]["request"] if accepted else None,
         "limits": [*trained.limits, *limits],
     }
     _make(out, empty)
     try:
+        write_private(out / MAKING, "")
         for name, rows in parts.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
             if rows:
                 path = out / "data" / f"{name}.jsonl"
@@ -223,6 +226,7 @@ def new_request(
         if trained.split:
             rows_of.keep_split(ledger, *trained.split)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
+        (out / MAKING).unlink()
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
         raise
@@ -230,6 +234,7 @@ def new_request(
 
 
 def _exists(out: Path) -> UnlearnError:
+    require_made(out)
     return fault("requests.exists", f"{out} already exists; give --out a new folder.")
 
 

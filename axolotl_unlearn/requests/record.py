@@ -569,7 +569,7 @@ def places(erased: Mapping[str, Any]) -> int | None:
 def _counts(erased: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What was erased without a place: its name may be another's."""
     parts = ("removed", "kept", "left", "named")
-    whole = ("time", "bytes", "windows", "names", "model_before")
+    whole = ("time", "bytes", "windows", "names", "model_before", "too_short", "unsearched")
     return erased and {
         **{part: len(erased[part]) for part in parts if part in erased},
         **{k: erased[k] for k in whole if k in erased},

@@ -55,6 +55,8 @@ LOCK_SECONDS = 20.0
 LEDGER, HEAD, KEY = "ledger.jsonl", "ledger.head", "ledger.key"
 #: What stands for the line before the first one.
 NOTHING = "0" * 64
+#: In the folder of a request until `request new` has come to its end.
+MAKING = ".new"
 #: Of entries since heads have an HMAC. Without one their end was cut.
 FORMAT = 2
 #: ``way.json`` says how a request is carried out, ``exact.json`` what an exact way has shown.
@@ -82,6 +84,7 @@ class Request:
         if facts is None and path.exists():  # a pipe, too
             raise fault("requests.unreadable", f"{path} cannot be read; {again}.")
         if facts is None:
+            require_made(folder)
             what = "holds no request" if folder.exists() else "does not exist"
             cure = "make a request with `axolotl-unlearn request new`"
             raise fault("requests.none", f"{folder} {what}; {cure}.")
@@ -113,9 +116,11 @@ class Request:
 
     @property
     def root(self) -> Path:
-        """Where `request new` ran: paths of the config are relative to it."""
-        place = self.facts.get("root")
-        return Path() if place is None else Path(os.path.normpath(self.folder / place))
+        """Where `request new` ran, from the folder itself (once from a link to it): paths of the
+        config are relative to it."""
+        place = self.facts.get("root", Path.cwd())
+        real, link = (os.path.normpath(one / place) for one in (self.folder.resolve(), self.folder))
+        return Path(real if os.path.isdir(real) else link)
 
     @property
     def before(self) -> str:
@@ -620,6 +625,13 @@ def weights(folder: Path) -> dict[str, dict[str, str]]:
 def read_json(path: Path) -> Any:
     """What a command of ours wrote there, or None."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def require_made(folder: Path) -> None:
+    """Raises `UnlearnError` where `request new` has not come to its end."""
+    if (folder / MAKING).exists() and not (folder / "request.json").exists():
+        says = f"{folder} is being made by `request new`, or is left of one that was stopped"
+        raise fault("requests.half-made", f"{says}; then remove it, and make the request again.")
 
 
 def home(folder: Path | str) -> Path:

@@ -4,7 +4,6 @@ token rows of a request."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -14,6 +13,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from axolotl_unlearn import files
 from axolotl_unlearn.config import DataArgs, unlearn_config
@@ -161,19 +162,22 @@ class Trained:
 
 
 #: Beside the ledger: splits without a seed, by keyed digests. `erase` removes Axolotl's own copy.
-SPLITS = "splits.json"
+SPLITS, _KNOWN = "splits.json", TypeAdapter(dict[str, list[str]])
 
 
 def keep_split(ledger: Ledger, name: str, rows: Iterable[str]) -> None:
-    known = _splits(ledger) | {name: sorted(map(ledger.keyed, rows))}
-    files.write_json(ledger.folder / SPLITS, known, private=True)
+    split = {name: sorted(map(ledger.keyed, rows))}
+    with files.locked(ledger.folder):  # of two at once each would lose what the other has added
+        files.write_json(ledger.folder / SPLITS, _splits(ledger) | split, private=True)
 
 
 def _splits(ledger: Ledger) -> dict[str, list[str]]:
+    path = ledger.folder / SPLITS
     try:
-        return json.loads((ledger.folder / SPLITS).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
+        return _KNOWN.validate_json(path.read_bytes()) if path.exists() else {}
+    except ValueError:
+        says = f"{path} is damaged: it has the held-out rows of runs without a seed"
+        raise fault("requests.splits", f"{says}; restore it from a copy.") from None
 
 
 def trained_rows(path: Path, requests: Path | None = None) -> Trained:

@@ -81,7 +81,8 @@ class Texts:
         sizes: Their lengths.
         keys: A word of each window; a text without any of them has no window. Empty where they
             are too many to look for one by one.
-        too_short: Deleted texts of one common word or less, for which nothing is searched.
+        too_short: Deleted texts of a common word or a short number, which no kept text is: nothing
+            is searched for them.
     """
 
     windows: frozenset[tuple[str, ...]]
@@ -96,7 +97,7 @@ class Texts:
             kept: Texts that stay, such as a system prompt: their windows say nothing.
         """
         windows: set[tuple[str, ...]] = set()
-        too_short = 0
+        too_short: set[tuple[str, ...]] = set()
         for spoken in map(words, set(deleted)):
             letters = "".join(spoken)
             # A name or a number: two words, or digits.
@@ -104,14 +105,15 @@ class Texts:
             telling |= len(spoken) > 1 and len(letters) >= 6
             if len(spoken) >= SHORTEST or telling:
                 windows.update(in_a_row(spoken, min(WINDOW, len(spoken))))
-            else:
-                too_short += bool(spoken)
+            elif spoken:
+                too_short.add(tuple(spoken))
         sizes = tuple(sorted({len(window) for window in windows}))
         for spoken in map(words, set(kept)):
+            too_short.discard(tuple(spoken))
             for size in sizes:
                 windows.difference_update(in_a_row(spoken, size))
         keys = tuple({max(window, key=len) for window in windows})
-        return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
+        return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), len(too_short))
 
     @property
     def whole(self) -> int:
@@ -154,20 +156,18 @@ class Found:
     def not_searched(self) -> str:
         """ "3 weights, 1 PDF", or nothing."""
         counts = Counter(kind for kinds in self.unsearched.values() for kind in kinds.split(", "))
+        counts += Counter({"unreadable": len(self.unreadable)})
         return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
-def search(
-    places: Iterable[Path], texts: Texts, decode: Decode | None = None, skip: Iterable[Path] = ()
-) -> Found:
+def search(places: Iterable[Path], texts: Texts, decode: Decode | None = None) -> Found:
     """Look into every file below the places, behind links too, each once.
 
     Args:
         decode: Lists of token ids to texts; without it prepared data sets cannot be searched.
-        skip: Folders and files that are not looked into.
     """
     result = Found()
-    for path in walk(places, skip, result):
+    for path in walk(places, (), result):
         unread: set[str] = set()
         windows: set[tuple[str, ...]] = set()
         try:
@@ -380,9 +380,9 @@ def row_texts(path: Path) -> list[str]:
 
 
 def _numbers(value: Any) -> Iterator[str]:
-    """Numbers that may name somebody: a telephone, a policy."""
+    """Numbers, which may name somebody: a telephone, a policy."""
     if isinstance(value, (Mapping, list)):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(one)
-    elif isinstance(value, int) and abs(value) >= 10**LEAST_DIGITS:
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield str(value)

@@ -182,7 +182,8 @@ def not_measured(
     missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
     findings = {finding.id: finding for finding in judged.findings}
     instead = {"kept": kept is not None and kept[2] <= KEPT_NATS}
-    for name in ("outputs", "kept"):
+    instead["attacks"] = "attacks" not in findings  # said above
+    for name in ("outputs", "kept", "attacks"):
         finding = findings.get(name)
         if (finding is None or finding.missing) and not instead.get(name):
             missing.append(f"{name} was not measured" if finding is None else finding.says)

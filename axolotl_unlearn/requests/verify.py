@@ -87,10 +87,12 @@ class Verified:
         """Set a field to what a comparison finds, or where it raises to ``otherwise``."""
         try:
             value, said = compared(*given)
-        except (OSError, UnlearnError) as error:  # OSError: a folder in its place, ...
+        except (OSError, UnlearnError) as error:
+            if isinstance(error, OSError):  # a folder in its place, no right to read it, ...
+                says = f"{error.filename} cannot be read ({error.strerror}); restore or allow it."
+                error = fault("record.unreadable", says)
             value, said = otherwise, str(error)
-            known = isinstance(error, UnlearnError)
-            self.faults.append(error if known else fault("record.unreadable", said))
+            self.faults.append(error)
         setattr(self, part, value)
         return self.say(f"{part}: {said}")
 
