@@ -17,6 +17,7 @@ HOOKS = {
         "get_input_args": "",
         "get_training_args": "cfg",
         "pre_model_load": "cfg",
+        "pre_lora_load": "cfg model",
         "post_trainer_create": "cfg trainer",
         "post_train": "cfg model",
         "post_lora_merge": "cfg adapter_path output_path",

@@ -116,11 +116,15 @@ class Request:
 
     @property
     def root(self) -> Path:
-        """Where `request new` ran, from the folder itself (once from a link to it): paths of the
-        config are relative to it."""
-        place = self.facts.get("root", Path.cwd())
-        real, link = (os.path.normpath(one / place) for one in (self.folder.resolve(), self.folder))
-        return Path(real if os.path.isdir(real) else link)
+        """Where `request new` ran, from the folder itself or from a link to it, whichever leads to
+        the config: paths of the config are relative to it."""
+        if (place := self.facts.get("root")) is None:
+            return Path()
+        link, real = (
+            Path(os.path.normpath(one / place)) for one in (self.folder, self.folder.resolve())
+        )
+        there = (link / self.facts["config"]["path"]).is_file() or not real.is_dir()
+        return link if there else real
 
     @property
     def before(self) -> str:
