@@ -276,7 +276,7 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
 
 
 def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Means and 95 % intervals over seeds, and the merge against the others, paired by seed."""
+    """Means and 95 % intervals over seeds, and differences of two models, paired by seed."""
     every = list(seeds.values())
 
     def mean(values: Sequence[float], sign: bool = False) -> str:
@@ -288,21 +288,20 @@ def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, An
     names = [name for name in every[0] if of(name)]
     rows = [[n, len(of(n)), *(mean([one.get(c) or 0.0 for one in of(n)]) for c in COLUMNS)]
             for n in names]  # fmt: skip
-    whole = [models for models in every if models.get("merged")]
 
-    def gap(*others: str) -> list[float]:
-        pairs = [
-            (m["merged"], [m[one] for one in others]) for m in whole if all(map(m.get, others))
-        ]
-        return [one["aggregate"] - max(o["aggregate"] for o in rest) for one, rest in pairs]
+    def gap(name: str, *others: str) -> list[float]:
+        whole = [models for models in every if all(map(models.get, (name, *others)))]
+        return [m[name]["aggregate"] - max(m[one]["aggregate"] for one in others) for m in whole]
 
-    gaps = {"the better parent": gap("over", "under")} | {
-        n: gap(n) for n in ("single", "match", "retrained")
+    gaps = {"merged, the better parent": gap("merged", "over", "under")} | {
+        f"{name}, {other}": gap(name, other)
+        for name in ("merged", "match")
+        for other in ("single", "retrained")
     }
     shown = [[n, mean(found, True), f"{sum(one > 0 for one in found)} of {len(found)}",
               f"{2.8 * statistics.stdev(found) / len(found) ** 0.5:.3f}" if len(found) > 1 else ""]
              for n, found in gaps.items() if found]  # fmt: skip
-    head = ["merge against", "difference in Aggregate", "above in", "detectable in 4 of 5"]
+    head = ["first and second", "difference in Aggregate", "above in", "detectable in 4 of 5"]
     return {
         "comparison": {"columns": ["model", "seeds", *COLUMNS], "rows": rows},
         "differences": {"columns": head, "rows": shown},

@@ -97,7 +97,7 @@ def test_the_story_by_hand(tmp_path):
         return {n: dict.fromkeys(reproduce.COLUMNS, value) for n, value in scores.items()}
 
     found = reproduce.tables({"1": seed(0.7, 0.5, 0.9), "2": seed(0.5, 0.6, 0.8)})
-    row = ["the better parent", "+0.200 ± 0.000", "2 of 2", "0.000"]
+    row = ["merged, the better parent", "+0.200 ± 0.000", "2 of 2", "0.000"]
     assert found["differences"]["rows"][0] == row
     assert found["comparison"]["rows"][2][:3] == ["merged", 2, "0.850 ± 0.635"]
     short = {"1": seed(0.7, 0.5, 0.9), "2": {"over": dict.fromkeys(reproduce.COLUMNS, 0.9)}}
