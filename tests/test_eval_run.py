@@ -99,7 +99,7 @@ def test_what_so_few_documents_can_show_is_said_before(home, results, capsys):
     assert "is never shown to be good" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("limit", "says"), [(1000, None), (24, "24 each were evaluated at most")])
+@pytest.mark.parametrize(("limit", "says"), [(1000, None), (24, "at most 24 each of")])
 def test_a_limit_that_cuts_nothing_is_none(home, results, limit, says):
     """Of a verdict on all rows it said that only 1000 were evaluated, which were 48."""
     out = home / f"limit-{limit}"
@@ -109,7 +109,7 @@ def test_a_limit_that_cuts_nothing_is_none(home, results, limit, says):
     (control,) = [f for f in judged(found)["original"].findings if f.id == "control"]
     assert (says in control.says) if says else ("evaluated at most" not in control.says)
     assert found["settings"]["limit"] == found["models"][0]["limit"] == (limit if says else None)
-    assert any("24 each at most" in note for note in found["notes"]) is bool(says)
+    assert any("at most 24 each of" in note for note in found["notes"]) is bool(says)
 
 
 def test_the_audit_list_has_a_line_for_every_document(home, results):

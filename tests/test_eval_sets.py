@@ -54,7 +54,7 @@ def test_limit_takes_from_every_cell(folder):
     sets = load_sets(folder).limited(12)
     assert {row.cell for row in sets.rows} == set(CELLS)
     assert len(sets.member) == len(sets.nonmember) == 6 and len(sets.utility) == 8
-    assert "12 rows, documents and questions in all" in sets.notes[-1]
+    assert "at most 12 each of rows, documents and questions" in sets.notes[-1]
     with fails("eval.limit"):
         sets.limited(0)
 

@@ -112,7 +112,7 @@ class EvaluationSets:
         kept = {s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")}
         for side in ("member", "nonmember"):
             kept[side] = [(name, text) for its, name, text in documents if its == side]
-        note = f"of rows, documents and questions {limit} each at most: scores are rough"
+        note = f"at most {limit} each of rows, documents and questions: scores are rough"
         return replace(self, **kept, utility=self.utility[:limit], notes=[*self.notes, note])
 
     @functools.cached_property

@@ -56,7 +56,7 @@ WORDS = {
         "learned": "the learned attack was not run",
         "against": "the learned attack was not run against the retrained model",
         "texts": "{name} was evaluated on other texts or rows, or in another order",
-        "limited": "of rows, documents and questions only {n} each were evaluated at most",
+        "limited": "at most {n} each of rows, documents and questions were evaluated",
         "code": "{one} and {other} were measured by other code",
         "weak": "the original itself is within {limit:.1f} of what is asked, so nothing is shown",
         "unfit": "the retrained model itself fails ({names})",
