@@ -167,6 +167,7 @@ CONFIGS = {
         config(**LORA, peft_layers_to_transform=[0, 99]), "the model has layers 0 to 1",
     ),
     "no schedule": (config(lr_scheduler="cosin"), "did you mean 'cosine'"),
+    "no pattern": (config(**LORA | {"lora_target_modules": "(q_proj"}), "(q_proj` is no pattern"),
     "half a step": (config(max_steps=1.5), "`max_steps: 1.5` must be a whole number"),
     "half an option of Axolotl's": (config(logging_steps=0.5), "must be a whole number"),
     "tokens that nothing learns": (

@@ -134,12 +134,18 @@ def _named(place: str) -> tuple[str, ...]:
 
 
 def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
-    """A name that is no optimizer or schedule; Axolotl finds it when the weights are loaded."""
+    """A name that is no optimizer or schedule, and a pattern that is none; Axolotl and PEFT find
+    them when the weights are loaded."""
     for key, places in _NAMES.items():
         names, name = [one for place in places for one in _named(place)], cfg.get(key)
         if name and name not in names:
             near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
             yield f"`{key}: {name}` is no {key}{near}."
+    if isinstance(pattern := cfg.get("lora_target_modules"), str):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"`lora_target_modules: {pattern}` is no pattern ({error}); correct it."
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:
