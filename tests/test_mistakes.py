@@ -13,7 +13,10 @@ import yaml
 from click.testing import CliRunner
 from conftest import tiny_llama
 
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.estimate import steps
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.objectives import base
 
 ROWS = {
@@ -445,3 +448,19 @@ def test_check_fits_into_80_columns(world, monkeypatch):
             .output
         )
         assert max(map(len, said.splitlines())) <= 80, said
+
+
+def test_a_release_that_has_its_names_elsewhere_refuses_none(monkeypatch):
+    """Every optimizer would be refused where the class of their names has moved."""
+    for place in ("transformers/training_args.py Moved", "transformers/moved.py OptimizerNames"):
+        monkeypatch.setitem(axolotl_options._NAMES, "optimizer", (place,))
+        assert list(axolotl_options.name_faults({"optimizer": "adamw_torch"})) == []
+
+
+def test_numbers_that_are_written_as_text_count_steps():
+    """5 rows a pass in steps of 2, twice; `check --full` reads the config as it stands."""
+    block = parse_unlearn({"forget": {"objective": "ga"}})
+    asked = {"num_epochs": "2", "micro_batch_size": "2"}
+    found = {"steps": 6, "steps_of_an_epoch": 3, "forget_rows_never_read": 0}
+    assert steps(asked, block, 5) == found
+    assert steps(asked | {"max_steps": "1"}, block, 5)["forget_rows_never_read"] == 3

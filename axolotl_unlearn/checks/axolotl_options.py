@@ -128,17 +128,19 @@ def _named(place: str) -> tuple[str, ...]:
     if not name:
         return (place,)
     spec = importlib.util.find_spec(file.partition("/")[0])
-    text = Path(spec.submodule_search_locations[0]).parent.joinpath(file).read_text("utf-8")
+    path = Path(spec.submodule_search_locations[0] if spec else "nowhere").parent / file
+    text = path.read_text("utf-8") if path.is_file() else ""
     body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", text.replace("\n\n", "\n"), re.M | re.S)
     return tuple(re.findall(r'^    \w+ = "(\w+)"', body[0], re.M)) if body else ()
 
 
 def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
     """A name that is no optimizer or schedule, and a pattern that is none; Axolotl and PEFT find
-    them when the weights are loaded."""
+    them when the weights are loaded. A release that has its names elsewhere refuses none."""
     for key, places in _NAMES.items():
-        names, name = [one for place in places for one in _named(place)], cfg.get(key)
-        if name and name not in names:
+        found, name = [*map(_named, places)], cfg.get(key)
+        names = [one for some in found for one in some]
+        if name and all(found) and name not in names:
             near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
             yield f"`{key}: {name}` is no {key}{near}."
     if isinstance(pattern := cfg.get("lora_target_modules"), str):

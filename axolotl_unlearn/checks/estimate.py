@@ -88,7 +88,8 @@ def steps(cfg: Mapping[str, Any], args: UnlearnArgs, forget: int, batch: int = 0
     one = int(cfg.get("micro_batch_size") or 1) * int(cfg.get("gradient_accumulation_steps") or 1)
     batch = batch or one
     epoch = math.ceil(forget / batch)
-    total = forgetting = cfg.get("max_steps") or math.ceil(epoch * (cfg.get("num_epochs") or 1))
+    total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
+    total = forgetting = int(cfg.get("max_steps") or total)
     if args.phases:
         from axolotl_unlearn.training.phases import phase_steps
 

@@ -112,11 +112,10 @@ def _code(args: UnlearnArgs) -> dict[str, str]:
     """Digests of the modules of extensions, and of those that they have loaded of their package."""
     names = [one.extension.partition(":")[0] for one in args.extensions]
     packages = tuple(f"{name.rpartition('.')[0] or name}." for name in names)
-    files = {name: getattr(one, "__file__", None) for name, one in [*sys.modules.items()]}
     return {
-        f"unlearn.extensions: {name}": file_digest(Path(file))
-        for name, file in files.items()
-        if file and f"{name}.".startswith(packages)
+        f"unlearn.extensions: {name}": file_digest(Path(one.__file__))
+        for name, one in [*sys.modules.items()]
+        if f"{name}.".startswith(packages) and getattr(one, "__file__", None)
     }
 
 
