@@ -38,7 +38,7 @@ def main() -> None:
     texts = {path: path.read_text("utf-8") for path in files}  # the short ones last
     files.sort(key=lambda path: (texts[path].count("mark.slow"), len(texts[path])))
     while running or files:
-        while files and len(running) < 2:
+        while files and len(running) < 3:  # some wait for their processes
             path, output = files.pop(), tempfile.TemporaryFile()
             running[start([str(path), *options], output.fileno())] = (path, output)
         child, status, used = os.wait4(-1, 0)
