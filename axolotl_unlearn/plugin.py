@@ -144,7 +144,7 @@ class UnlearnPlugin(BasePlugin):
         if not _trains(cfg):
             return None
         if not preprocess:
-            _refuse_sharding_on_cpu(cfg)
+            _refuse_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
         from axolotl.loaders.utils import load_model_config
 
@@ -220,12 +220,14 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
         cfg.device_map = {"": "cpu"}
 
 
-def _refuse_sharding_on_cpu(cfg: DictDefault) -> None:
+def _refuse_on_cpu(cfg: DictDefault) -> None:
     """Accelerate would leave DeepSpeed out and go on with DDP, or fail at ZeRO-3's empty weights;
-    Axolotl puts the parts of FSDP2 on an accelerator."""
+    Axolotl puts the parts of FSDP2 on an accelerator, PEFT the weights that LoftQ quantises."""
     asked = [key for key in ("deepspeed", "fsdp_config", "fsdp") if cfg[key]]
+    asked += ["peft.loftq_config"] * bool((cfg.peft or {}).get("loftq_config"))
     if asked and accelerator() is None:
-        raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: use DDP.")
+        cure = "remove it; several processes then train by DDP"
+        raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: {cure}.")
 
 
 def _check_layers(cfg: DictDefault) -> None:

@@ -349,6 +349,8 @@ SETTINGS = [
     ({"datasets": [ANYWHERE | {"path": "rows.jsonl", "ds_type": "csv"}]}, "use json, or remove"),
     ({"datasets": [ANYWHERE | {"path": "rows.parquet", "ds_type": "parquet"}]}, None),
     ({"datasets": [ANYWHERE | {"ds_type": "json", "split": "train"}]}, None),
+    ({"datasets": [ANYWHERE | {"path": "json", "data_files": "/data/rows.jsonl"}]},
+     "`datasets[0].path: json` is a format"),
 ]  # fmt: skip
 
 

@@ -38,12 +38,15 @@ def test_phases_follow_each_other():
     assert second.learning_rate == pytest.approx(2)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
+@pytest.mark.parametrize(
+    "name", ["linear", "cosine", "constant_with_warmup", "cosine_with_min_lr", "polynomial"]
+)
 def test_the_learning_rate_begins_anew_in_each_phase(name):
     """It equals that of two runs one after the other, the second at twice the rate."""
 
     def made(optimizer, steps):
-        return get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=steps)
+        more = {"min_lr": 3e-5} if name == "cosine_with_min_lr" else {}  # a rate, not a share
+        return get_scheduler(name, optimizer, 1, steps, scheduler_specific_kwargs=more)
 
     def rates(schedule, optimizer, steps):
         found = []

@@ -286,10 +286,15 @@ def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
 
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
-    told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
+    told, suffix = entry.get("ds_type"), Path(path := str(entry.get("path"))).suffix
+    if path in DS_TYPES.values() and not os.path.exists(path):
+        faults.append(
+            f"`{where}.path: {path}` is a format, which Axolotl would look for on the hub; name "
+            f"the file or folder itself, with `ds_type: {path}`."
+        )
     if told and DS_TYPES.get(suffix, told) != told:
         faults.append(
-            f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
+            f"`{where}.ds_type: {told}` would read {short(path)} as what it is not; use "
             f"{DS_TYPES[suffix]}, or remove the key."
         )
     faults += part_of_a_file(entry)
