@@ -191,7 +191,11 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     modes = {reference.mode for reference in references if not reference.is_teacher}
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or is_zero3(cfg.get("deepspeed"))
+    unread = {key: getattr(args, key) for key in ("reference", "teacher", "original")}
     faults = told(
+        *((one and one.is_teacher and one not in references,
+           f"`unlearn.{key}` names a model that no objective compares with: remove it, or add an "
+           "entry that does.") for key, one in unread.items()),
         (sharded and "frozen_copy" in modes,
          "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
          "ZeRO-3; use `auto`, which asks the starting model before the first step."),
@@ -238,6 +242,8 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             if OBJECTIVES[name].against_heldout
         ]
     return faults + told(
+        (args.heldout not in (None, level.heldout),
+         f"`heldout: {args.heldout}` is not read beside `unlearn.level.heldout`: remove one."),
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
         (not os.path.isfile(level.heldout),
