@@ -185,7 +185,9 @@ def test_alternatives_answer_forget_rows(entry):
 
 
 @pytest.mark.parametrize(
-    "part", [{"split": "train[:1]"}, {"split": "test"}, {"shards": 2}, {"preprocess_shards": 2}]
+    "part",
+    [{"split": "train[:1]"}, {"split": "test"}, {"shards": 2}, {"preprocess_shards": 2},
+     {"data_files": "other.jsonl"}, {"name": "forget10"}],
 )
 def test_a_part_of_a_local_file_is_refused(entry, part):
     """The file is read whole, by `check` and by training."""

@@ -43,10 +43,11 @@ needs_other_torch = pytest.mark.skipif(
 )
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="both run on a GPU")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="they run on a GPU")
 @pytest.mark.parametrize(
     ("key", "given"),
     [("deepspeed", {"deepspeed": "zero3.json"}),
+     ("activation_offloading", {"activation_offloading": True}),
      ("peft.loftq_config", {"peft": {"loftq_config": {"loftq_bits": 4}}})],
 )  # fmt: skip
 def test_what_needs_a_gpu_is_refused(stage, key, given, capsys):  # noqa: F811

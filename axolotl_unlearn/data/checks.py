@@ -273,14 +273,13 @@ def _type_fault(where: str, entry: dict[str, Any]) -> str:
 
 def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
     """An entry that takes some rows of a local file, which is read whole."""
-    part = entry.get("shards") or entry.get("preprocess_shards")
-    if not (part or entry.get("split") not in (None, "train")) or not os.path.isfile(
-        str(entry.get("path"))
-    ):
+    keys = ("split", "shards", "preprocess_shards", "data_files", "name")
+    named = [key for key in keys if entry.get(key) and (key, entry[key]) != ("split", "train")]
+    if not (named and os.path.isfile(str(entry.get("path")))):
         return []
     return [
-        f"`split`, `shards` or `preprocess_shards` takes a part of {entry['path']}, which is read "
-        "whole; write the rows to a file of their own."
+        f"`{named[0]}` takes a part of {entry['path']}, which is read whole; write the rows to a "
+        "file of their own."
     ]
 
 
