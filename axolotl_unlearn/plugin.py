@@ -223,7 +223,8 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
 def _refuse_on_cpu(cfg: DictDefault) -> None:
     """Accelerate would leave DeepSpeed out and go on with DDP, or fail at ZeRO-3's empty weights;
     Axolotl puts the parts of FSDP2 on an accelerator, PEFT the weights that LoftQ quantises."""
-    asked = [k for k in ("deepspeed", "fsdp_config", "fsdp", "activation_offloading") if cfg[k]]
+    keys = ("deepspeed", "fsdp_config", "fsdp", "activation_offloading", "profiler_steps")
+    asked = [key for key in keys if cfg[key]]
     asked += ["peft.loftq_config"] * bool((cfg.peft or {}).get("loftq_config"))
     if asked and accelerator() is None:
         raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: remove it.")

@@ -187,6 +187,9 @@ CONFIGS = {
     "two files of held-out rows": (
         config(unlearn=NEVER_SEEN | {"level": {"heldout": "i.jsonl"}}), "`heldout: h.jsonl` is not",
     ),
+    "a checkpoint that is not there": (
+        config(resume_from_checkpoint="out/checkpoint-3"), "checkpoint-3` does not exist; remove",
+    ),
     "a cut config of the model": (config(base_model="cut-config"), "copy or make it again"),
 }  # fmt: skip
 

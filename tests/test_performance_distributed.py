@@ -48,6 +48,7 @@ needs_other_torch = pytest.mark.skipif(
     ("key", "given"),
     [("deepspeed", {"deepspeed": "zero3.json"}),
      ("activation_offloading", {"activation_offloading": True}),
+     ("profiler_steps", {"profiler_steps": 1}),
      ("peft.loftq_config", {"peft": {"loftq_config": {"loftq_bits": 4}}})],
 )  # fmt: skip
 def test_what_needs_a_gpu_is_refused(stage, key, given, capsys):  # noqa: F811

@@ -32,7 +32,8 @@ def cached(model, starting_adapter=False):
 
 
 @pytest.mark.parametrize(
-    "kind", ["fresh adapter", "starting adapter", "starting adapter, head", "full", "full, tied head"]
+    "kind",
+    ["fresh adapter", "starting adapter", "starting adapter, head", "full", "full, tied head"],
 )
 @pytest.mark.parametrize("training", ["plain", "dropout", "checkpointing"])
 def test_precomputed_reference_gives_the_loss_of_a_second_model(kind, training, tmp_path):

@@ -81,7 +81,8 @@ def test_faults_of_phases():
 
 
 SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
-SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora", "lora_r": 4, "lora_alpha": 4}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
+SHARDED = {"fsdp_config": {"x": 1}} | LORA
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,7 @@ def test_faults_beside_other_settings(cfg, block, says):
     """Each is found before anything is loaded, and not without its cause."""
     args = parse_unlearn(block if {"phases", "preset"} & set(block) else SIDES | block)
     assert any(says in fault for fault in setting_faults(cfg, args))
-    assert not setting_faults(
-        {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}, parse_unlearn(SIDES)
-    )
+    assert not setting_faults(LORA, parse_unlearn(SIDES))
 
 
 @pytest.mark.parametrize("start", [{}, {"adapter": "lora", "lora_model_dir": "."}])

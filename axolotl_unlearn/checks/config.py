@@ -118,6 +118,7 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     ]  # fmt: skip
 
 
+_TARGETS = ("linear", "modules", "parameters")
 #: What chooses a checkpoint by evaluations.
 _BEST = ("load_best_model_at_end", "early_stopping_patience")
 
@@ -140,6 +141,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
     chats = [row for row in args.data.rows if row.get("type") == "chat_template"]
+    fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
@@ -163,10 +165,12 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (cfg.get("lora_model_dir") and not cfg.get("adapter"),
          "`lora_model_dir` is not read without `adapter`: the run would begin with the base alone, "
          "which has not learned the rows; set `adapter`."),
-        (cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
-         and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
+        (fresh and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
          f"`adapter: {cfg.get('adapter')}` cannot be made without `lora_r` and `lora_alpha`; give "
          "both, such as 32."),
+        (fresh and not any(cfg.get(f"lora_target_{one}") for one in _TARGETS),
+         f"`adapter: {cfg.get('adapter')}` has no module to adapt; set `lora_target_linear: true`, "
+         "or name some in `lora_target_modules`."),
         (cfg.get("optimizer") == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "

@@ -54,6 +54,10 @@ def check(
     notes = [f"{what}: {unread}"] * bool(unread) + checked.notes + [how] * bool(untried)
     lines += [f"  note: {one}" for one in notes]
     try:
+        if cfg.get("resume_from_checkpoint"):
+            from axolotl_unlearn.training.resume import choose_checkpoint
+
+            choose_checkpoint(cfg)
         if full or show:
             from axolotl_unlearn.checks import estimate
 
