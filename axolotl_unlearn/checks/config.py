@@ -118,7 +118,6 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     ]  # fmt: skip
 
 
-_TARGETS = ("linear", "modules", "parameters")
 #: What chooses a checkpoint by evaluations.
 _BEST = ("load_best_model_at_end", "early_stopping_patience")
 
@@ -168,7 +167,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (fresh and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
          f"`adapter: {cfg.get('adapter')}` cannot be made without `lora_r` and `lora_alpha`; give "
          "both, such as 32."),
-        (fresh and not any(cfg.get(f"lora_target_{one}") for one in _TARGETS),
+        (fresh and not any(cfg[key] for key in cfg if str(key).startswith("lora_target_")),
          f"`adapter: {cfg.get('adapter')}` has no module to adapt; set `lora_target_linear: true`, "
          "or name some in `lora_target_modules`."),
         (cfg.get("optimizer") == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
@@ -270,7 +269,7 @@ def setting_notes(cfg: dict) -> list[str]:
     """What a run does otherwise than its settings may be read."""
     name = str(cfg.get("base_model"))
     where = None if os.path.exists(name) else unreachable(name)
-    args = block_of(dict(cfg))
+    args, half = block_of(dict(cfg)), os.path.isfile(os.path.join(name, START))
     moves = args and (args.phases or args.extensions)
     best = next((key for key in _BEST if cfg.get(key)), None)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
@@ -286,6 +285,9 @@ def setting_notes(cfg: dict) -> list[str]:
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
+        (half and args and args.teacher and args.original is None,
+         f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
+         "the model before it as `unlearn.original`."),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
         (cfg.get("revision_of_model") and os.path.isdir(name),
          f"`revision_of_model` does nothing here: {short(name)[1:-1]} is a folder."),
@@ -341,16 +343,6 @@ def _every(cfg: dict, what: str) -> float:
     often = cfg.get(f"{what}s_per_epoch")
     share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
     return share if share < 1 else cfg.get(f"{what}_steps") or 0
-
-
-def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What a run towards a level holds retained rows to."""
-    start = Path(str(cfg.get("base_model"))) / START
-    return told(
-        (args.teacher and args.original is None and os.path.isfile(start),
-         f"retained rows are held to `base_model: {cfg.get('base_model')}`, the start halfway to "
-         "the teacher: name the model before it as `unlearn.original`."),
-    )  # fmt: skip
 
 
 def run_notes(

@@ -258,10 +258,8 @@ class UnlearnTrainer(AxolotlTrainer):
         sets += [one.also_asked for one in self.extensions]
         if source.is_teacher:
             cfg = self.axolotl_cfg
-            reference.options = {"trust_remote_code": bool(cfg.trust_remote_code)}
-            if not source.model:  # an adapter of base_model, as Axolotl loads that
-                named = {"revision": cfg.revision_of_model} if cfg.revision_of_model else {}
-                reference.options |= named | (cfg.overrides_of_model_config or {})
+            own = {} if source.model else cfg.overrides_of_model_config or {}  # of base_model
+            reference.options = {"trust_remote_code": bool(cfg.trust_remote_code), **own}
             reference.device = self.args.device  # the policy may still be on none
         out, part = Path(self.args.output_dir), self.args.process_index
         by_logits = any(map(asks_for_logits, asking))
