@@ -80,8 +80,9 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
-        _check_layers(cfg)
-        _check_teachers(cfg)
+        if _trains(cfg):
+            _check_layers(cfg)
+            _check_teachers(cfg)
 
     def pre_lora_load(self, cfg: DictDefault, model: Any) -> None:
         if _trains(cfg):
@@ -140,11 +141,11 @@ class UnlearnPlugin(BasePlugin):
             from axolotl_unlearn.training.resume import choose_checkpoint
 
             choose_checkpoint(cfg)
-        _refuse_other_trainers(cfg)
         if not _trains(cfg):
             return None
+        _refuse_other_trainers(cfg)
         if not preprocess:
-            _refuse_sharding_on_cpu(cfg)
+            _refuse_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
         from axolotl.loaders.utils import load_model_config
 
@@ -202,8 +203,6 @@ def _refuse_other_trainers(cfg: DictDefault) -> None:
     """Axolotl takes the trainer of the first plugin that has one and forgets the others."""
     from axolotl.integrations.base import PluginManager
 
-    if not _trains(cfg):
-        return
     for name, plugin in PluginManager.get_instance().plugins.items():
         if not isinstance(plugin, UnlearnPlugin) and plugin.get_trainer_cls(cfg) is not None:
             raise UnlearnError(
@@ -220,12 +219,14 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
         cfg.device_map = {"": "cpu"}
 
 
-def _refuse_sharding_on_cpu(cfg: DictDefault) -> None:
+def _refuse_on_cpu(cfg: DictDefault) -> None:
     """Accelerate would leave DeepSpeed out and go on with DDP, or fail at ZeRO-3's empty weights;
-    Axolotl puts the parts of FSDP2 on an accelerator."""
-    asked = [key for key in ("deepspeed", "fsdp_config", "fsdp") if cfg[key]]
+    Axolotl puts the parts of FSDP2 on an accelerator, PEFT the weights that LoftQ quantises."""
+    keys = ("deepspeed", "fsdp_config", "fsdp", "activation_offloading", "profiler_steps")
+    asked = [key for key in keys if cfg[key]]
+    asked += ["peft.loftq_config"] * bool((cfg.peft or {}).get("loftq_config"))
     if asked and accelerator() is None:
-        raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: use DDP.")
+        raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: remove it.")
 
 
 def _check_layers(cfg: DictDefault) -> None:
@@ -235,8 +236,6 @@ def _check_layers(cfg: DictDefault) -> None:
     from axolotl_unlearn.checks.config import architecture_faults
     from axolotl_unlearn.objectives import OBJECTIVES
 
-    if not _trains(cfg):
-        return
     whole = load_model_config(cfg)
     config = whole.get_text_config()
     overrides = cfg.overrides_of_model_config or {}
@@ -299,7 +298,7 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
 
 def _check_teachers(cfg: DictDefault) -> None:
     """A teacher must have the policy's tokenizer, or be an adapter of its base."""
-    teachers = [r for r in unlearn_config(cfg).references() if r.is_teacher] if _trains(cfg) else []
+    teachers = [one for one in unlearn_config(cfg).references() if one.is_teacher]
     if not teachers:
         return
     from axolotl.loaders import load_tokenizer

@@ -69,8 +69,11 @@ def tiny_llama(seed: int = 0, vocabulary: int = 23, tie: bool = False, **config)
     return model.eval()
 
 
-def with_lora(model, seed: int = 0, rank: int = 4, dropout: float = 0.0, trained: bool = True):
-    """Wrap in a PEFT LoRA; ``trained`` gives B random values, as after some steps."""
+def with_lora(
+    model, seed: int = 0, rank: int = 4, dropout: float = 0.0, trained: bool = True, saved=None
+):
+    """Wrap in a PEFT LoRA; ``trained`` gives B random values, as after some steps; ``saved``: names
+    of modules to save."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
@@ -79,6 +82,7 @@ def with_lora(model, seed: int = 0, rank: int = 4, dropout: float = 0.0, trained
         lora_alpha=2 * rank,
         lora_dropout=dropout,
         target_modules=["q_proj", "v_proj", "down_proj"],
+        modules_to_save=saved,
         task_type="CAUSAL_LM",
     )
     peft_model = get_peft_model(model, config)

@@ -185,7 +185,15 @@ def test_alternatives_answer_forget_rows(entry):
 
 
 @pytest.mark.parametrize(
-    "part", [{"split": "train[:1]"}, {"split": "test"}, {"shards": 2}, {"preprocess_shards": 2}]
+    "part",
+    [
+        {"split": "train[:1]"},
+        {"split": "test"},
+        {"shards": 2},
+        {"preprocess_shards": 2},
+        {"data_files": "other.jsonl"},
+        {"name": "forget10"},
+    ],
 )
 def test_a_part_of_a_local_file_is_refused(entry, part):
     """The file is read whole, by `check` and by training."""
@@ -304,7 +312,7 @@ def test_rows_in_columns_are_counted_alike(entry):
 
 RMU = {"objective": "rmu"}
 PHASE = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
-LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 #: Settings -> what a fault says; None: there is none.
 SETTINGS = [
     ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
@@ -328,7 +336,8 @@ SETTINGS = [
     (LORA | {"unfrozen_parameters": ["base_model.model.*lora_"]}, None),
     ({"unfrozen_parameters": ["down_proj"]}, None),
     ({"optimizer": "dion"}, "give both"),
-    ({"adapter": "qlora", "lora_r": 8}, "`adapter: qlora` cannot be made without `lora_r` and"),
+    (LORA | {"lora_target_linear": False}, "`adapter: lora` has no module to adapt"),
+    (LORA | {"adapter": "qlora", "lora_alpha": None}, "`adapter: qlora` cannot be made without"),
     ({"lr_scheduler": "rex"}, None),
     ({"unlearn": PHASE, "lr_scheduler": "rex"}, "`lr_scheduler: rex` cannot begin anew in each"),
     ({"unlearn": PHASE, "lr_scheduler": "linear"}, None),
@@ -349,6 +358,8 @@ SETTINGS = [
     ({"datasets": [ANYWHERE | {"path": "rows.jsonl", "ds_type": "csv"}]}, "use json, or remove"),
     ({"datasets": [ANYWHERE | {"path": "rows.parquet", "ds_type": "parquet"}]}, None),
     ({"datasets": [ANYWHERE | {"ds_type": "json", "split": "train"}]}, None),
+    ({"datasets": [ANYWHERE | {"path": "json", "data_files": "/data/rows.jsonl"}]},
+     "`datasets[0].path: json` is a format"),
 ]  # fmt: skip
 
 
@@ -450,7 +461,7 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     config = {"tie_word_embeddings": tied}
     model_folder(tmp_path, **({"text_config": config} if nested else config))
     cfg = plain(base_model=str(tmp_path))
-    found = config_faults(cfg | {"adapter": "lora", "lora_r": 4, "lora_alpha": 4} | settings)
+    found = config_faults(cfg | LORA | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])
 

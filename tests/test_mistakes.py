@@ -176,6 +176,20 @@ CONFIGS = {
     "tokens that nothing learns": (
         config(**LORA, tokens=["<new>"]), "`lora_modules_to_save: [embed_tokens, lm_head]`",
     ),
+    "a teacher that nothing compares with": (
+        config(**{"unlearn.reference": {"model": "bare"}, "unlearn.forget": {"objective": "ga"}}),
+        "`unlearn.reference` names a model that no objective",
+    ),
+    "an original that nothing compares with": (
+        config(unlearn=NEVER_SEEN | {"original": "empty", "retain": {"objective": "nll"}}),
+        "`unlearn.original` names a model that no objective",
+    ),
+    "two files of held-out rows": (
+        config(unlearn=NEVER_SEEN | {"level": {"heldout": "i.jsonl"}}), "`heldout: h.jsonl` is not",
+    ),
+    "a checkpoint that is not there": (
+        config(resume_from_checkpoint="out/checkpoint-3"), "checkpoint-3` does not exist; remove",
+    ),
     "a cut config of the model": (config(base_model="cut-config"), "copy or make it again"),
 }  # fmt: skip
 

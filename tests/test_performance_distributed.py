@@ -43,22 +43,30 @@ needs_other_torch = pytest.mark.skipif(
 )
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="DeepSpeed runs on a GPU")
-def test_deepspeed_without_a_gpu_is_refused(stage, tmp_path, capsys):  # noqa: F811
-    """Accelerate would train on without it. A config may still be made and checked there."""
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="they run on a GPU")
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [("deepspeed", {"deepspeed": "zero3.json"}),
+     ("activation_offloading", {"activation_offloading": True}),
+     ("profiler_steps", {"profiler_steps": 1}),
+     ("peft.loftq_config", {"peft": {"loftq_config": {"loftq_bits": 4}}})],
+)  # fmt: skip
+def test_what_needs_a_gpu_is_refused(stage, key, given, capsys):  # noqa: F811
+    """Accelerate would train on without DeepSpeed, and LoftQ ended in a traceback. A config may
+    still be made and checked there."""
     from axolotl.utils.dict import DictDefault
 
     from axolotl_unlearn.plugin import UnlearnPlugin
 
     name = str(stage / "base")
-    cfg = config(stage, "zero", deepspeed=str(tmp_path / "zero3.json"), tokenizer_config=name)
+    cfg = config(stage, "zero", tokenizer_config=name, **given)
     cfg = DictDefault(
         cfg | {"batch_size": 4, "world_size": 1, "num_epochs": 1, "val_set_size": 0.0}
     )
     with pytest.raises(SystemExit) as ended:
         UnlearnPlugin().load_datasets(cfg)
     assert ended.value.code == 2
-    assert "`deepspeed` needs a GPU" in capsys.readouterr().err
+    assert f"`{key}` needs a GPU" in capsys.readouterr().err
     assert UnlearnPlugin().load_datasets(cfg, preprocess=True) is None
 
 

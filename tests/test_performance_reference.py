@@ -31,21 +31,25 @@ def cached(model, starting_adapter=False):
     )
 
 
-@pytest.mark.parametrize("kind", ["fresh adapter", "starting adapter", "full", "full, tied head"])
+@pytest.mark.parametrize(
+    "kind",
+    ["fresh adapter", "starting adapter", "starting adapter, head", "full", "full, tied head"],
+)
 @pytest.mark.parametrize("training", ["plain", "dropout", "checkpointing"])
 def test_precomputed_reference_gives_the_loss_of_a_second_model(kind, training, tmp_path):
     """Precompute, train on, resume in a new process (a new object): always the start model's."""
     model = tiny_llama(seed=1, tie="tied" in kind).double()
     if "adapter" in kind:
         dropout = 0.5 if training == "dropout" else 0.0
-        model = with_lora(model, dropout=dropout, trained=kind == "starting adapter").double()
+        head, trained = ["lm_head"] if "head" in kind else None, "starting" in kind
+        model = with_lora(model, dropout=dropout, trained=trained, saved=head).double()
     if training == "checkpointing":
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
     start = copy.deepcopy(model).eval()
     entries, batch = entries_for(*CONFIGS), random_batch(seed=3)
     for run in range(2):
-        reference = cached(model, kind == "starting adapter")
+        reference = cached(model, "starting" in kind)
         forwards = precompute(reference, model, [batch], entries, tmp_path, progress=False)
         assert forwards == (1 if run == 0 else 0)
         reference.release(model, keep_head=True)

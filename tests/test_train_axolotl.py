@@ -249,6 +249,18 @@ def test_two_teachers_beside_the_starting_model(stage, straight):
     assert adapter(folder).keys() == adapter(straight).keys()
 
 
+def test_an_adapter_as_teacher_has_the_base_of_the_run(stage):
+    """With `overrides_of_model_config`: an untrained adapter says what the starting model says."""
+    changes = {"overrides_of_model_config": {"hidden_act": "relu"}, "max_steps": 1}
+    same = train(stage, "overridden", **changes, learning_rate=1e-12)
+    block = {"forget": {"objective": "npo"}, "retain": {"objective": "kl"}}
+    block["reference"] = {"adapter": str(same)}
+    saved = {"save_strategy": "steps", "save_steps": 1, "unlearn": block}
+    first = history(train(stage, "overridden-teacher", **changes, **saved))[0]
+    assert first["log_ratio"] == pytest.approx(0, abs=1e-4)
+    assert first["retain/kl"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(stage):
     """Its folder has a tokenizer and nothing else, so loading it would fail otherwise."""
     from data_tokenizers import byte_tokenizer

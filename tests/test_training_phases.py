@@ -38,12 +38,15 @@ def test_phases_follow_each_other():
     assert second.learning_rate == pytest.approx(2)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
+@pytest.mark.parametrize(
+    "name", ["linear", "cosine", "constant_with_warmup", "cosine_with_min_lr", "polynomial"]
+)
 def test_the_learning_rate_begins_anew_in_each_phase(name):
     """It equals that of two runs one after the other, the second at twice the rate."""
 
     def made(optimizer, steps):
-        return get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=steps)
+        more = {"min_lr": 3e-5} if name == "cosine_with_min_lr" else {}  # a rate, not a share
+        return get_scheduler(name, optimizer, 1, steps, scheduler_specific_kwargs=more)
 
     def rates(schedule, optimizer, steps):
         found = []
@@ -78,7 +81,8 @@ def test_faults_of_phases():
 
 
 SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
-SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora", "lora_r": 4, "lora_alpha": 4}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
+SHARDED = {"fsdp_config": {"x": 1}} | LORA
 
 
 @pytest.mark.parametrize(
@@ -96,9 +100,7 @@ def test_faults_beside_other_settings(cfg, block, says):
     """Each is found before anything is loaded, and not without its cause."""
     args = parse_unlearn(block if {"phases", "preset"} & set(block) else SIDES | block)
     assert any(says in fault for fault in setting_faults(cfg, args))
-    assert not setting_faults(
-        {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}, parse_unlearn(SIDES)
-    )
+    assert not setting_faults(LORA, parse_unlearn(SIDES))
 
 
 @pytest.mark.parametrize("start", [{}, {"adapter": "lora", "lora_model_dir": "."}])

@@ -219,6 +219,8 @@ def test_the_last_whole_checkpoint_is_taken(saved, tmp_path, caplog):
     named = {"resume_from_checkpoint": str(tmp_path / "checkpoint-30")}
     with pytest.raises(UnlearnError, match=r"is missing\); use .*checkpoint-10"):
         choose_checkpoint(named)
+    with pytest.raises(UnlearnError, match=r"checkpoint-40` does not exist; use .*checkpoint-10"):
+        choose_checkpoint({"resume_from_checkpoint": str(tmp_path / "checkpoint-40")})
     for number in (5, 10):
         (tmp_path / f"checkpoint-{number}" / "optimizer.pt").unlink()
     cfg = {"output_dir": str(tmp_path), "auto_resume_from_checkpoints": True}

@@ -11,8 +11,7 @@ import yaml
 from click.testing import CliRunner
 from fault_codes import fails
 
-from axolotl_unlearn.checks.config import level_notes
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.checks.config import setting_notes
 from axolotl_unlearn.data.checks import check_records
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
@@ -187,13 +186,18 @@ def test_it_reads_the_field_names_of_the_config(tmp_path):
     ]
 
 
+#: What a teacher without an evaluation, of another length, cannot have; Axolotl refused the run.
+SHORT = {"max_steps": 900, "early_stopping_patience": 2, "load_best_model_at_end": True,
+         "metric_for_best_model": "eval_loss", "eval_strategy": "steps"}  # fmt: skip
+
+
 def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
     config = yaml.safe_load((ROOT / "examples/smollm2/memorise.yml").read_text())
-    derived = teacher_config(config | {"max_steps": 900}, tmp_path / "rows.jsonl", tmp_path / "t")
+    derived = teacher_config(config | SHORT, tmp_path / "rows.jsonl", tmp_path / "t")
     same = set(config) & set(derived) - {"datasets", "output_dir", "dataset_prepared_path"}
     assert {"base_model", "learning_rate", "lora_r", "plugins"} <= same
     assert all(config[key] == derived[key] for key in same - {"num_epochs"})
-    assert "max_steps" not in derived and derived["num_epochs"] == 1
+    assert not {*SHORT} & {*derived} and derived["num_epochs"] == 1
     with pytest.raises(UnlearnError, match="from nothing"):
         teacher_config({"base_model": "b", "reinit_weights": True}, tmp_path, tmp_path)
     with pytest.raises(UnlearnError, match="makes it forget"):
@@ -251,8 +255,8 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         torch.testing.assert_close(half, (first + last) / 2, rtol=1e-4, atol=1e-5)
     block = said["unlearn"] | {"heldout": str(files["retain"])}
     for original_ in (block.pop("original"), None):
-        args = parse_unlearn(block | ({"original": original_} if original_ else {}))
-        notes = level_notes(said, args)
+        args = block | ({"original": original_} if original_ else {})
+        notes = setting_notes(said | {"unlearn": args})
         assert any("halfway to the teacher" in note for note in notes) == (original_ is None)
     rows = [json.loads(line) for line in files["forget"].read_text().splitlines()]
     texts = Texts.of([f"{row['input']} {row['output']}" for row in rows])

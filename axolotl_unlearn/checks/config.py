@@ -140,6 +140,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
     chats = [row for row in args.data.rows if row.get("type") == "chat_template"]
+    fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
@@ -163,10 +164,12 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (cfg.get("lora_model_dir") and not cfg.get("adapter"),
          "`lora_model_dir` is not read without `adapter`: the run would begin with the base alone, "
          "which has not learned the rows; set `adapter`."),
-        (cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
-         and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
+        (fresh and not (cfg.get("lora_r") and cfg.get("lora_alpha")),
          f"`adapter: {cfg.get('adapter')}` cannot be made without `lora_r` and `lora_alpha`; give "
          "both, such as 32."),
+        (fresh and not any(cfg[key] for key in cfg if str(key).startswith("lora_target_")),
+         f"`adapter: {cfg.get('adapter')}` has no module to adapt; set `lora_target_linear: true`, "
+         "or name some in `lora_target_modules`."),
         (cfg.get("optimizer") == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
@@ -191,7 +194,11 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     modes = {reference.mode for reference in references if not reference.is_teacher}
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or is_zero3(cfg.get("deepspeed"))
+    unread = {key: getattr(args, key) for key in ("reference", "teacher", "original")}
     faults = told(
+        *((one and one.is_teacher and one not in references,
+           f"`unlearn.{key}` names a model that no objective compares with: remove it, or add an "
+           "entry that does.") for key, one in unread.items()),
         (sharded and "frozen_copy" in modes,
          "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
          "ZeRO-3; use `auto`, which asks the starting model before the first step."),
@@ -238,6 +245,8 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             if OBJECTIVES[name].against_heldout
         ]
     return faults + told(
+        (args.heldout not in (None, level.heldout),
+         f"`heldout: {args.heldout}` is not read beside `unlearn.level.heldout`: remove one."),
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
         (not os.path.isfile(level.heldout),
@@ -260,7 +269,7 @@ def setting_notes(cfg: dict) -> list[str]:
     """What a run does otherwise than its settings may be read."""
     name = str(cfg.get("base_model"))
     where = None if os.path.exists(name) else unreachable(name)
-    args = block_of(dict(cfg))
+    args, half = block_of(dict(cfg)), os.path.isfile(os.path.join(name, START))
     moves = args and (args.phases or args.extensions)
     best = next((key for key in _BEST if cfg.get(key)), None)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
@@ -276,6 +285,9 @@ def setting_notes(cfg: dict) -> list[str]:
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
+        (half and args and args.teacher and args.original is None,
+         f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
+         "the model before it as `unlearn.original`."),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
         (cfg.get("revision_of_model") and os.path.isdir(name),
          f"`revision_of_model` does nothing here: {short(name)[1:-1]} is a folder."),
@@ -331,16 +343,6 @@ def _every(cfg: dict, what: str) -> float:
     often = cfg.get(f"{what}s_per_epoch")
     share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
     return share if share < 1 else cfg.get(f"{what}_steps") or 0
-
-
-def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What a run towards a level holds retained rows to."""
-    start = Path(str(cfg.get("base_model"))) / START
-    return told(
-        (args.teacher and args.original is None and os.path.isfile(start),
-         f"retained rows are held to `base_model: {cfg.get('base_model')}`, the start halfway to "
-         "the teacher: name the model before it as `unlearn.original`."),
-    )  # fmt: skip
 
 
 def run_notes(

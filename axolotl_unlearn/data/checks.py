@@ -273,23 +273,27 @@ def _type_fault(where: str, entry: dict[str, Any]) -> str:
 
 def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
     """An entry that takes some rows of a local file, which is read whole."""
-    part = entry.get("shards") or entry.get("preprocess_shards")
-    if not (part or entry.get("split") not in (None, "train")) or not os.path.isfile(
-        str(entry.get("path"))
-    ):
+    keys = ("split", "shards", "preprocess_shards", "data_files", "name")
+    named = [key for key in keys if entry.get(key) and (key, entry[key]) != ("split", "train")]
+    if not (named and os.path.isfile(str(entry.get("path")))):
         return []
     return [
-        f"`split`, `shards` or `preprocess_shards` takes a part of {entry['path']}, which is read "
-        "whole; write the rows to a file of their own."
+        f"`{named[0]}` takes a part of {entry['path']}, which is read whole; write the rows to a "
+        "file of their own."
     ]
 
 
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
-    told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
+    told, suffix = entry.get("ds_type"), Path(path := str(entry.get("path"))).suffix
+    if path in DS_TYPES.values() and not os.path.exists(path):
+        faults.append(
+            f"`{where}.path: {path}` is a format, which Axolotl would look for on the hub; name "
+            f"the file or folder itself, with `ds_type: {path}`."
+        )
     if told and DS_TYPES.get(suffix, told) != told:
         faults.append(
-            f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
+            f"`{where}.ds_type: {told}` would read {short(path)} as what it is not; use "
             f"{DS_TYPES[suffix]}, or remove the key."
         )
     faults += part_of_a_file(entry)

@@ -65,12 +65,13 @@ class PairedDataset(Dataset):
         shuffle: bool = True,
         alternatives: bool = False,
     ) -> None:
-        if "role" not in rows.column_names:
-            raise UnlearnError(
-                "the dataset has no column 'role'; use the types axolotl_unlearn.data.forget and "
-                "axolotl_unlearn.data.retain in `datasets:` and an empty dataset_prepared_path.",
-                code="data.foreign-columns",
-            )
+        for column in ("role", PAIR)[: 1 + alternatives]:
+            if column not in rows.column_names:
+                raise UnlearnError(
+                    f"the dataset has no column {column!r}; use the types of axolotl_unlearn.data "
+                    "in `datasets:` and an empty dataset_prepared_path.",
+                    code="data.foreign-columns",
+                )
         self.rows = rows
         self.seed = seed
         self.retain_per_forget = retain_per_forget
@@ -94,13 +95,6 @@ class PairedDataset(Dataset):
         if alternatives:
             from axolotl_unlearn.data.beside import COLUMNS, matched
 
-            if PAIR not in rows.column_names:
-                raise UnlearnError(
-                    f"the dataset has no column {PAIR!r}, by which alternatives find their forget "
-                    "rows; use the types of axolotl_unlearn.data and an empty "
-                    "dataset_prepared_path.",
-                    code="data.foreign-columns",
-                )
             self.alternatives = matched({name: rows[name][:] for name in COLUMNS})
         self._length = len(self.forget_rows) if shuffle else self._even_length()
 

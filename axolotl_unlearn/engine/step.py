@@ -108,10 +108,10 @@ def _ask_references(
     reference: Any,
 ) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
-    several = isinstance(reference, Mapping)
+    several, entries = isinstance(reference, Mapping), [view.entry for view in views]
     sources = [
-        (reference[view.entry.name] if several else reference) if view.compares else None
-        for view in views
+        (reference[one.name] if several else reference) if one.objective.reference else None
+        for one in entries
     ]
     answers: dict[Any, ForwardResult | None] = {None: None}
     for source in sources:

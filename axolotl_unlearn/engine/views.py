@@ -127,11 +127,6 @@ class View(ABC):
         """Whether its values reach the loss by `ForwardResult.weighted`, at the logits."""
         return False
 
-    @property
-    def compares(self) -> bool:
-        """Whether the objective compares with a reference."""
-        return self.entry.objective.reference
-
     def valuation(self, factor: Tensor, **more: Any) -> HeadLoss:
         """This entry as something to be evaluated where the logits are formed."""
         entry = self.entry

@@ -255,11 +255,10 @@ class FrozenCopy(Reference):
             raise UnlearnError(SHARDED)
 
     def head(self, model: nn.Module) -> Head:
-        head = output_head(model)
-        if hasattr(head, "base_layer") or hasattr(head, "original_module"):
+        if hasattr(output_head(model), "base_layer"):
             raise UnlearnError(
                 "a KL objective with a starting adapter on the LM head is not supported: "
-                "remove lm_head from lora_target_modules or modules_to_save."
+                "remove lm_head from lora_target_modules."
             )
         if self._head is None:
             self._require_swappable(model)
@@ -270,6 +269,8 @@ class FrozenCopy(Reference):
 
 
 def _weights(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the LM head."""
+    """Weight and bias of the LM head; of one among `modules_to_save`, of what is trained."""
     head = output_head(model)
+    if hasattr(head, "modules_to_save"):
+        head = head.modules_to_save[head.active_adapters[0]]
     return head.weight, getattr(head, "bias", None)

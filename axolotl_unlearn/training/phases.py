@@ -89,7 +89,8 @@ def restarting(
     """
     factors = []
     for phase in phases:
-        stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        peak = optimizer.defaults["lr"] * phase.learning_rate  # some end at a rate of their own
+        stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
         schedule = schedule_of(stand_in, phase.stop - phase.start)
         if not isinstance(schedule, LambdaLR):
             raise UnlearnError(

@@ -47,12 +47,11 @@ def choose_checkpoint(cfg: Any) -> None:
     """Set ``resume_from_checkpoint`` to the last whole checkpoint, if the run is to go on from one.
 
     Raises:
-        UnlearnError: The checkpoint that the config names is cut off or has no optimizer.
+        UnlearnError: The checkpoint that the config names is missing, cut off, or has no optimizer.
     """
     named = cfg.get("resume_from_checkpoint")
     if isinstance(named, str) and named:
-        broken = why_broken(Path(named)) if Path(named).is_dir() else None
-        if broken:
+        if broken := why_broken(Path(named)):
             others = [p for p in checkpoints(Path(named).parent) if why_broken(p) is None]
             cure = f"use {others[-1]}" if others else "remove the key to start afresh"
             raise UnlearnError(f"`resume_from_checkpoint: {named}` {broken}; {cure}.")
@@ -157,6 +156,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def why_broken(folder: Path) -> str | None:
     """What a checkpoint lacks, as the end of a sentence; None if it is whole."""
+    if not folder.is_dir():
+        return "does not exist"
     if not (folder / STATE).is_file():
         return f"was cut off while it was written ({STATE} is missing)"
     for patterns, what in ((_WEIGHTS, "weights"), (_OPTIMIZER, "optimizer (`save_only_model`?)")):

@@ -34,7 +34,8 @@ HEAD = "# Written by `axolotl-unlearn teacher`"
 NOT_THE_TEACHERS = (
     "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "output_dir",
     "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
-    "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps",
+    "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps", "eval_strategy",
+    "early_stopping_patience", "load_best_model_at_end", "metric_for_best_model",
 )  # fmt: skip
 
 

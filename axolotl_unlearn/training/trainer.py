@@ -257,7 +257,9 @@ class UnlearnTrainer(AxolotlTrainer):
         ]
         sets += [one.also_asked for one in self.extensions]
         if source.is_teacher:
-            reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
+            cfg = self.axolotl_cfg
+            own = {} if source.model else cfg.overrides_of_model_config or {}  # of base_model
+            reference.options = {"trust_remote_code": bool(cfg.trust_remote_code), **own}
             reference.device = self.args.device  # the policy may still be on none
         out, part = Path(self.args.output_dir), self.args.process_index
         by_logits = any(map(asks_for_logits, asking))
