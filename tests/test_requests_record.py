@@ -380,6 +380,17 @@ def test_a_command_that_was_killed_while_it_wrote_goes_on(folder, name):
         verify(folder).require()
 
 
+def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, forks):
+    """Killed between ledger and pages: versions stood there in another order, "restore it"."""
+    folder = finished_request(tmp_path / "requests")
+    if not (pid := os.fork()):
+        monkeypatch.setattr("axolotl_unlearn.requests.record._publish", lambda *_: os._exit(9))
+        write(folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert not (folder / "REPORT.html").exists()
+    verify(folder).require()
+
+
 def test_signature_of_the_owner(folder, keys):  # noqa: F811
     private, public, other = keys
 

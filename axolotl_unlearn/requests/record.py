@@ -27,7 +27,7 @@ from pydantic import Field, create_model
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError, counted
-from axolotl_unlearn.files import locked
+from axolotl_unlearn.files import locked, replacing
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.models import first_line
@@ -63,7 +63,7 @@ DRAFT = f"{RECORD}.next"
 ERASED = "erased.json"
 #: What a killed command leaves of a file that is written when the record is there.
 DRAFTS = re.compile(
-    r"(record\.json\.next|erased\.json|(subjects/[^/]+/)?(record\.json|REPORT\.html))\.\d+\.tmp"
+    r"(record\.json\.(next|sig)|erased\.json|(subjects/[^/]+/)?(record\.json|REPORT\.html))\.\d+\.tmp"
 )
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
@@ -588,7 +588,7 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
     """
     config, made = _model_signing("signing").Config(), path.with_name(f"{path.name}.sig")
     try:
-        config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
+        config.use_elliptic_key_signer(private_key=Path(private_key))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = "it is a key of another kind" if type(error) is AttributeError else first_line(error)
         raise UnlearnError(
@@ -596,6 +596,8 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
             "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
             code="record.no-signing-key",
         ) from None
+    with replacing(made) as draft:
+        config.sign(path, draft)
     return made
 
 

@@ -74,8 +74,6 @@ class Request:
     def load(cls, folder: Path | str) -> Request:
         """Raises `UnlearnError` where there is no request."""
         folder = home(folder)
-        if folder.is_symlink():  # its ledger is beside the folder and not beside the link
-            folder = folder.resolve()
         path, again = folder / "request.json", "make the request again"
         try:
             facts = read_json(path)
@@ -639,8 +637,11 @@ def require_made(folder: Path) -> None:
 
 
 def home(folder: Path | str) -> Path:
-    """The folder of a request with its own name: that of the working folder is not ``.``."""
+    """The folder of a request with its own name: that of the working folder is not ``.``, and of a
+    link to one whose ledger is not beside the link it is where the link leads."""
     folder = Path(folder)
+    while folder.is_symlink() and folder.exists() and not (folder.parent / LEDGER).exists():
+        folder = folder.parent / os.readlink(folder)
     return folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
 
 

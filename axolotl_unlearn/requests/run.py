@@ -80,7 +80,6 @@ def run_request(
         says = f"{folder} is request {request.id!r} under the name {name!r}"
         cure = "name the folder as it was, or make the request again"
         raise fault("requests.renamed", f"{says}; {cure}.")
-    Ledger(request.folder.parent).refuse_twice(request.id)
     with ExitStack() as stack:
         if not request.at_home and request.root.is_dir():
             place = request.folder.absolute()
@@ -89,6 +88,7 @@ def run_request(
         stack.callback(os.umask, os.umask(0o077))
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))
+        Ledger(request.folder.parent).refuse_twice(request.id)  # by whoever held it, too
         run = stack.enter_context(running(request, threads, console, processes))
         take(request, way)
         carry_out(request, run, accept)
