@@ -1075,6 +1075,8 @@ def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, mon
         monkeypatch.setattr(erasing, "search", lambda *_: os._exit(9))
         erase(planned)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9 and not (folder / "data").exists()
+    said("told", folder, "--recipient", "Cloud Ltd")  # after it a letter said that all is there
+    assert "was stopped" in said("export", folder, "--out", tmp_path / "a.zip", code=2).output
     for _ in range(2):
         found = erase(plan(folder))
         assert [one["path"] for one in found["left"]] == ["../../train.txt"]

@@ -33,6 +33,7 @@ from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.rows import suppress
+from axolotl_unlearn.requests.run import run_request
 from axolotl_unlearn.requests.verify import verify
 
 PAGES = ("record.json", "REPORT.html")
@@ -280,7 +281,7 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     write(folder)
     assert [path.read_bytes() for path in files] == before
     (folder / "record.json").write_bytes(b"{}")
-    with fails("requests.run-twice"):
+    with fails("record.changed"):
         write(folder)
 
     # Killed between record and ledger: the next call goes on.
@@ -388,7 +389,10 @@ def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, 
         write(folder)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert not (folder / "REPORT.html").exists()
+    assert run_request(folder)["good"]  # "was carried out; make a new one", after a full disk too
     verify(folder).require()
+    with fails("requests.run-twice"):
+        run_request(folder)
 
 
 def test_signature_of_the_owner(folder, keys):  # noqa: F811

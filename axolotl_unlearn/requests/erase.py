@@ -46,7 +46,7 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
-from axolotl_unlearn.requests.verify import verify
+from axolotl_unlearn.requests.verify import last_erasure, verify
 from axolotl_unlearn.requests.ways import way_of
 from axolotl_unlearn.requests.ways.shards import FACTS as SHARDS
 from axolotl_unlearn.shards import is_routed
@@ -385,9 +385,7 @@ def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
 def _begun(request: Request) -> Iterator[Item]:
     """What a killed `erase` has not come to: by its entry in the ledger, unless written since."""
     ledger, known = Ledger(request.folder.parent), _earlier(request.folder)
-    entries = reversed(ledger.of(request.id))
-    last = next((e for e in entries if e["event"] == "erased" or "begun" in e), {})
-    if last.get("begun") != ledger.keyed(json.dumps(known)):
+    if last_erasure(ledger.of(request.id)).get("begun") != ledger.keyed(json.dumps(known)):
         return
     for one in known["removed"]:
         path = request.path(one["path"])

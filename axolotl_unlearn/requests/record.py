@@ -148,10 +148,7 @@ def write(folder: Path | str) -> Path:
         says = f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over"
         cure = "look into its report, or run again with `--accept REASON`"
         raise fault("record.not-good", f"{says}; {cure}.")
-    if known := _entry(ledger, request.id):
-        there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
-        if known["record"] not in map(digest, there):
-            ledger.refuse_twice(request.id)
+    if _entry(ledger, request.id):
         read(folder)
         return folder / RECORD
     model = model_facts(request.after)
