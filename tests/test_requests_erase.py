@@ -1082,3 +1082,5 @@ def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, mon
         assert [one["path"] for one in found["left"]] == ["../../train.txt"]
         assert found["too_short"] == found["places"] == 1 and "1 PDF" in found["unsearched"]
         assert read(folder)["predicate"]["erased"]["too_short"] == 1
+    nothing = said("audit", folder / "model", folder.parent, code=2).output
+    assert "The rows of '1' are gone" in nothing  # and not: name the folder of the requests

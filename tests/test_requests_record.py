@@ -381,6 +381,19 @@ def test_a_command_that_was_killed_while_it_wrote_goes_on(folder, name):
         verify(folder).require()
 
 
+def test_who_reads_while_another_writes_takes_no_draft(folder):
+    """A reader made the next draft the record, which the ledger did not know yet: of the one that
+    it knew there was no copy any more."""
+    if not (pid := os.fork()):
+        for n in range(15):
+            told(folder, f"{n}", date(2026, 11, 26))
+        os._exit(0)
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        read(folder)
+    assert ended[1] == 0 and len(read(folder)["predicate"]["told"]) == 15
+    verify(folder).require()
+
+
 def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, forks):
     """Killed between ledger and pages: versions stood there in another order, "restore it"."""
     folder = finished_request(tmp_path / "requests")

@@ -323,10 +323,10 @@ def erase(planned: Plan) -> dict[str, Any]:
     for owner in sorted(filter(None, owners)):
         own = [item for item in planned.removable if _owner(item.path, folder.parent) == owner]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
-    name = read(folder)["predicate"]["request"]["id"]
     begun = {"removed": gone + goes, "files": _files(planned.removable, folder), "ended": gone}
     begun |= seen(planned.found)  # where this run removes the rows, the next one cannot look
-    ledger.append("erasing", name, places=public(goes), begun=ledger.keyed(json.dumps(begun)))
+    key = ledger.keyed(json.dumps(begun))
+    ledger.append("erasing", folder.name, places=public(goes), begun=key)
     write_json(known, begun)
     result = planned.look(removing=True)
     told = seen(result)

@@ -161,8 +161,10 @@ def write(folder: Path | str) -> Path:
         ],
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    model["path"] = ledger.inside(model["path"])
-    _enter(folder, "accepted", statement, model=model, good=bool(verdict["good"]))
+    if (place := Path(model["path"])).exists():  # both can be moved
+        model["path"] = os.path.relpath(place, ledger.folder)
+    with locked(folder):
+        _enter(folder, "accepted", statement, model=model, good=bool(verdict["good"]))
     return folder / RECORD
 
 
@@ -238,10 +240,10 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
 
 
 def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str, Any]]) -> None:
-    with locked(home(folder)):  # of two at once each would lose what the other has added
-        statement = read(folder)
+    with locked(folder := home(folder)):  # of two at once each would lose what the other has added
+        statement = _read(folder, publish=True)
         statement["predicate"] |= change(statement["predicate"])
-        _enter(home(folder), event, statement)
+        _enter(folder, event, statement)
 
 
 def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
@@ -439,14 +441,25 @@ def read(folder: Path | str) -> dict[str, Any]:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
     folder = home(folder)
+    try:
+        return _read(folder)
+    except UnlearnError:
+        if not folder.is_dir():
+            raise
+    with locked(folder):  # another command is writing it, or was killed meanwhile
+        return _read(folder, publish=True)
+
+
+def _read(folder: Path, publish: bool = False) -> dict[str, Any]:
+    """Likewise; with the lock a draft that the ledger knows, of who was killed, is published."""
     path, draft, ledger = folder / RECORD, folder / DRAFT, Ledger(folder.parent)
     entry = _entry(ledger, folder.name)
     if entry is None:
         Request.load(folder)
         says = f"{ledger.path} does not know request {folder.name!r}"
         raise fault("record.unknown", f"{says}; finish `axolotl-unlearn request run {folder}`.")
-    there = path.is_file() and digest(path) == entry["record"]
-    if not there and draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
+    there, next_ = (one.is_file() and digest(one) == entry["record"] for one in (path, draft))
+    if publish and next_ and not there:
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
     if not path.is_file():
         raise fault("record.missing", f"{path} is missing; restore it from a copy.")

@@ -479,10 +479,6 @@ class Ledger:
             self._write_head(key, len(entries) + 1, hashlib.sha256(line).hexdigest())
         return entry
 
-    def inside(self, path: Path | str) -> str:
-        """A path as the ledger writes it: relative to its folder, so that both can be moved."""
-        return os.path.relpath(path, self.folder) if Path(path).exists() else str(path)
-
     def _write_head(self, key: bytes, entries: int, last: str) -> None:
         head = {"entries": entries, "last": last}
         bound = head | {"mac": _mac(key, "head", canonical(head))}
@@ -622,6 +618,11 @@ def weights(folder: Path) -> dict[str, dict[str, str]]:
     them."""
     files = [*folder.glob("*.safetensors"), *folder.glob("shard-*/*.safetensors")]
     return {str(p.relative_to(folder)): {"sha256": digest(p)} for p in sorted(files)}
+
+
+def digests(model: Path) -> set[str]:
+    """SHA-256 of each file of weights: a copy may have another config."""
+    return {one["sha256"] for one in weights(model).values()}
 
 
 def read_json(path: Path) -> Any:
