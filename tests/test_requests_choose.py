@@ -435,6 +435,7 @@ SHE = {"subject": "a", "person": "Ada"}
         ([{"person": "Ada"}], "choose.subject-name"),
         ([SHE | {"subject": "../a"}], "choose.subject-name"),
         ([SHE | {"subject": ".."}], "choose.subject-name"),
+        ([SHE | {"subject": "7" * 256}], "choose.subject-name"),  # of no folder, after the training
         ([{"subject": 1, "where": "id=7"}], "choose.subject-where"),
         ([SHE | {"subject": "a\nb"}], "choose.subject-name"),
         ([SHE, SHE], "choose.subject-name"),

@@ -1059,3 +1059,28 @@ def test_each_place_is_what_the_docs_say(planned):
     erase(planned)
     for name, (place, _) in PLACES.items():
         assert Path(place).exists() == (measured[name] != "removed"), name
+
+
+def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, monkeypatch, forks):
+    """Killed after `--with-data` had removed the rows, nobody named the training file any more; and
+    the next run of a whole one unsaid what had not been looked into, or looked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    rows = [{"id": "1", "dataset": 0, "row": {"text": SECRET, "sort": "oak"}}]
+    write(folder := finished_request(tmp_path / "requests", forget=rows))
+    (tmp_path / "train.txt").write_text(SECRET)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    planned = plan(folder, with_data=True)
+    if not (pid := os.fork()):
+        monkeypatch.setattr(erasing, "search", lambda *_: os._exit(9))
+        erase(planned)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9 and not (folder / "data").exists()
+    said("told", folder, "--recipient", "Cloud Ltd")  # after it a letter said that all is there
+    assert "was stopped" in said("export", folder, "--out", tmp_path / "a.zip", code=2).output
+    for _ in range(2):
+        found = erase(plan(folder))
+        assert [one["path"] for one in found["left"]] == ["../../train.txt"]
+        assert found["too_short"] == found["places"] == 1 and "1 PDF" in found["unsearched"]
+        assert read(folder)["predicate"]["erased"]["too_short"] == 1
+    nothing = said("audit", folder / "model", folder.parent, code=2).output
+    assert "The rows of '1' are gone" in nothing  # and not: name the folder of the requests

@@ -33,6 +33,7 @@ from axolotl_unlearn.requests.audit import Audit, audit_requests
 from axolotl_unlearn.requests.record import amend, read, told, write
 from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.rows import suppress
+from axolotl_unlearn.requests.run import run_request
 from axolotl_unlearn.requests.verify import verify
 
 PAGES = ("record.json", "REPORT.html")
@@ -280,7 +281,7 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     write(folder)
     assert [path.read_bytes() for path in files] == before
     (folder / "record.json").write_bytes(b"{}")
-    with fails("requests.run-twice"):
+    with fails("record.changed"):
         write(folder)
 
     # Killed between record and ledger: the next call goes on.
@@ -378,6 +379,33 @@ def test_a_command_that_was_killed_while_it_wrote_goes_on(folder, name):
     (folder / "notes.txt.1.tmp").touch()
     with fails("record.changed"):  # no draft of ours
         verify(folder).require()
+
+
+def test_who_reads_while_another_writes_takes_no_draft(folder):
+    """A reader made the next draft the record, which the ledger did not know yet: of the one that
+    it knew there was no copy any more."""
+    if not (pid := os.fork()):
+        for n in range(15):
+            told(folder, f"{n}", date(2026, 11, 26))
+        os._exit(0)
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        read(folder)
+    assert ended[1] == 0 and len(read(folder)["predicate"]["told"]) == 15
+    verify(folder).require()
+
+
+def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, forks):
+    """Killed between ledger and pages: versions stood there in another order, "restore it"."""
+    folder = finished_request(tmp_path / "requests")
+    if not (pid := os.fork()):
+        monkeypatch.setattr("axolotl_unlearn.requests.record._publish", lambda *_: os._exit(9))
+        write(folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert not (folder / "REPORT.html").exists()
+    assert run_request(folder)["good"]  # "was carried out; make a new one", after a full disk too
+    verify(folder).require()
+    with fails("requests.run-twice"):
+        run_request(folder)
 
 
 def test_signature_of_the_owner(folder, keys):  # noqa: F811

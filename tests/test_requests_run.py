@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
-from requests_folder import finished_request, write_json
+from requests_folder import finished_request, keys, said, write_json  # noqa: F401
 from test_requests_new import (
     ADA,
     ADA_ROWS,
@@ -37,6 +38,7 @@ from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options
+from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.verdict import (
@@ -47,6 +49,7 @@ from axolotl_unlearn.requests.verdict import (
     needed,
     not_measured,
 )
+from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import match
 
 ROOT = Path(__file__).parents[1]
@@ -166,8 +169,6 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     assert verdict["accepted"] == "a test of the way, not of the model"
     assert (folder / "model" / file).is_file()
     assert not (folder / "work" / "model").exists()
-    from axolotl_unlearn.requests.verify import verify
-
     verify(folder).require()
     (tried,) = json.loads((folder / "record.json").read_text())["predicate"]["tries"]
     assert (tried["outcome"], tried["way"]) == ("not shown", "match")
@@ -254,6 +255,56 @@ def limited(words: list[str], seen: Path, bytes: int | None = None, read_only: P
         os._exit(result.exit_code)
     finally:
         os._exit(99)
+
+
+def test_a_start_that_waited_finds_the_request_carried_out(tmp_path):
+    """It looked before it waited: it measured a model that was handed over, and the evaluation of
+    the record was gone; `verify` and `erase` asked for a copy of it."""
+    folder = finished_request(tmp_path / "requests")
+    with ThreadPoolExecutor() as pool:
+        with request_module.held(folder.parent):
+            second = pool.submit(running.run_request, folder)
+            time.sleep(1)
+            write(folder)
+        with fails("requests.run-twice"):
+            second.result()
+
+
+def test_a_signature_is_whole_or_that_of_before(tmp_path, keys, forks):  # noqa: F811
+    """Of a full disk half a signature was left, "not that of the key"; and the key was blamed."""
+    write(folder := finished_request(tmp_path / "requests"))
+    words = ["request", "sign", str(folder), "--key", str(keys[0])]
+    assert CliRunner().invoke(unlearn, words).exit_code == 0
+    code, told = limited(words, tmp_path / "said", bytes=500)
+    assert code == 2 and "record.json.sig cannot be written" in told
+    assert verify(folder, public_key=keys[1]).signature == "owner"
+
+
+def test_what_nobody_may_look_into_stops_no_erasure(tmp_path, monkeypatch, forks):
+    """One folder below the places whose files could be listed and not read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    write(folder := finished_request(tmp_path / "requests"))
+    (closed := tmp_path / "s" / "closed").mkdir(parents=True)
+    (closed / "file").touch()
+    closed.chmod(0o644)
+    words = ["request", "erase", str(folder), "--search", str(tmp_path / "s")]
+    code, told = limited(words, tmp_path / "said", read_only=tmp_path / "s")
+    assert code == 0 and "look yourself: s/closed" in told and "1 unreadable" in told, told
+
+
+def test_a_link_to_a_request_and_one_in_its_place(tmp_path):
+    """The ledger was looked for beside the link: `verify` asked to restore it."""
+    write(folder := finished_request(tmp_path / "requests"))
+    (link := tmp_path / "link").symlink_to(folder)
+    folder.rename(there := tmp_path / "disk")  # where there is room
+    folder.symlink_to(there)
+    for one in (folder, link):
+        said("verify", one, code=3)
+        said("export", one, "--out", tmp_path / f"{one.name}.zip")
+        said("told", one, "--recipient", "Cloud Ltd")
+        plan = said("plan", one, code=2).output  # "`request plan` says why", said `plan`
+        assert "shards: " in plan and "retrain: " in plan and "match: " in plan
 
 
 @pytest.mark.slow

@@ -381,7 +381,6 @@ def export(folder: Path, out: Path, **given: Any):
     value from a file. Without `--key` whoever receives it cannot tell who wrote it.
     """
     from axolotl_unlearn.requests.record import read
-    from axolotl_unlearn.requests.request import home
     from axolotl_unlearn.requests.verify import export
 
     made = export(folder, out, **given)
@@ -389,7 +388,7 @@ def export(folder: Path, out: Path, **given: Any):
     late = ", late" if made["late"] else ""
     said = f"{out}: {days}{late}. Read REPLY.txt in it before you send it."
     first = "The model before has not been erased, and the reply says so: `request erase` first."
-    warned = [] if read(home(folder))["predicate"].get("erased") else [first]
+    warned = [] if read(folder)["predicate"].get("erased") else [first]
     return Answer({"file": out, **made}, [said, *warned])
 
 
@@ -414,9 +413,7 @@ def verify(
     from axolotl_unlearn.requests.verify import kept_head, verify, verify_export
 
     if (head and folder.is_file()) or ((base or rows) and not repeat):
-        says = (
-            "--head is for the folder of a request, --base and --rows for --repeat; leave it out."
-        )
+        says = "--head is for a request's folder, --base and --rows for --repeat; leave it out."
         raise UnlearnError(says, code="requests.not-compared")
     if folder.is_file():
         found = verify_export(folder, model, public_key)

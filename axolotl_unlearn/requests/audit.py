@@ -99,8 +99,9 @@ class Audit:
     def require_tested(self, requests_dir: Path | str) -> None:
         """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
         if not self.lines and not self.unreadable:
-            says = f"{requests_dir}: {self.says} Name the folder of the requests."
-            raise UnlearnError(says, code="audit.nothing")
+            gone = f"The rows of {', '.join(map(repr, self.missing))} are gone."
+            cure = gone if self.missing else "Name the folder of the requests."
+            raise UnlearnError(f"{requests_dir}: {self.says} {cure}", code="audit.nothing")
         if self.knows_nothing and not self.back:
             says = f"{self.model}: {self.says} Make the model again."
             raise UnlearnError(says, code="audit.knows-nothing")

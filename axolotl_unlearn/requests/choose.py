@@ -315,10 +315,10 @@ def read_subjects(path: Path) -> list[Subject]:
         name = "" if row.get("subject") is None else str(row["subject"])
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
         plain = name.strip(".") and Path(name).name == name and name.isprintable()
-        if not plain or name in subjects:
+        if not plain or len(name.encode()) > 255 or name in subjects:  # it is that of a folder
             raise UnlearnError(
-                f"{path}, {place}: `subject` is missing, not a plain name, or that of another "
-                "line; give each subject a name of its own, such as a number.",
+                f"{path}, {place}: `subject` is missing, too long, not a plain name, or that of "
+                "another line; give each subject a name of its own, such as a number.",
                 code="choose.subject-name",
             )
         where = row.get("where") or {}

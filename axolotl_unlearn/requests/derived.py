@@ -20,7 +20,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
 from axolotl_unlearn.requests.erase import size_of
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Ledger, Request, weights
+from axolotl_unlearn.requests.request import Ledger, Request, digests
 from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.
@@ -67,7 +67,7 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if self.digests & {digest, *_files(model)}:
+        if self.digests & {digest, *digests(model)}:
             return "its weights are those of one"
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
@@ -83,7 +83,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out.
     """
     request = Request.load(folder)
-    known, digests, found, seen = _known(request), {}, [], Found()
+    known, own, found, seen = _known(request), {}, [], Found()
     # Folders of models, adapters or weights alone, and GGUF files, but for those of the requests.
     files = walk(places, [request.folder.parent], seen)
     models = dict.fromkeys(
@@ -95,16 +95,16 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
     found += [Derived(one, gone, 0) for one in known.lost]
     for model in models:
         try:
-            digests[model] = _digest(model)
+            own[model] = _digest(model)
         except (UnlearnError, OSError) as error:
             found.append(Derived(model, f"{UNKNOWN}: {error}", size_of(model)))
-    left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
+    left = [m for m in own if m.resolve() not in known.paths and own[m] not in known.clean]
     new = True
     while new:
         new = []
         for model in left:
             try:
-                said = known.why(model, digests[model])
+                said = known.why(model, own[model])
             except (UnlearnError, OSError) as error:
                 said = f"{UNKNOWN}: {error}"
             if said:
@@ -113,7 +113,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         left = [model for model in left if model not in gone]
         of_one = {one.path for one in new if not one.why.startswith(UNKNOWN)}
         known.paths |= {model.resolve() for model in of_one}
-        known.digests |= {digests[model] for model in of_one} - {""}
+        known.digests |= {own[model] for model in of_one} - {""}
         found += new
     return sorted(found, key=lambda one: one.path)
 
@@ -148,14 +148,9 @@ def _known(request: Request) -> _Known:
         local = model["before"]["digest"] is not None  # and not on a hub
         if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
-    base = _files(request.root / str(request.facts["base"]))
-    known.digests |= files.union(*map(_files, known.paths)) - base - known.clean
+    base = digests(request.root / str(request.facts["base"]))
+    known.digests |= files.union(*map(digests, known.paths)) - base - known.clean
     return known
-
-
-def _files(model: Path) -> set[str]:
-    """SHA-256 of each file of weights: a copy may have another config."""
-    return {one["sha256"] for one in weights(model).values()}
 
 
 def _digest(model: Path) -> str:

@@ -46,7 +46,7 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
-from axolotl_unlearn.requests.verify import verify
+from axolotl_unlearn.requests.verify import last_erasure, verify
 from axolotl_unlearn.requests.ways import way_of
 from axolotl_unlearn.requests.ways.shards import FACTS as SHARDS
 from axolotl_unlearn.shards import is_routed
@@ -176,10 +176,13 @@ def shown(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file or link, or of all that is in a folder."""
-    if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+    """Bytes of a file or link, or of all that is in a folder; 0 where nobody may look."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return path.lstat().st_size
+        return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+    except OSError:
+        return 0
 
 
 def hub_cache() -> list[Path]:
@@ -276,7 +279,7 @@ def erase(planned: Plan) -> dict[str, Any]:
         outside its folder.
     """
     folder = planned.folder
-    ledger, known = Ledger(folder.parent), folder / ERASED
+    ledger, known, texts = Ledger(folder.parent), folder / ERASED, planned.texts
     goes = _facts(planned.removable, folder)
     old, again = _earlier(folder), [one["path"] for one in goes]
     # What a killed run has not come to is no removed place; of those that ended all is, whatever
@@ -301,6 +304,18 @@ def erase(planned: Plan) -> dict[str, Any]:
         each = sorted(places.items())
         return [{"path": _name(path, folder), what: count} for path, count in each]
 
+    def seen(found: Found) -> dict[str, Any]:
+        """Of a search; and of an earlier one what is there where this one did not look."""
+        looked = [place.resolve() for place in planned.places] if texts.windows else []
+        made = {"left": counts(found.left, "windows"), "named": counts(found.named, "texts")}
+        for part, ones in made.items():
+            places = [(one, (folder / one["path"]).resolve()) for one in old.get(part, ())]
+            there = [(one, path) for one, path in places if os.path.lexists(path)]
+            ones += [o for o, path in there if not any(map(path.is_relative_to, looked))]
+        told = {"too_short": texts.too_short, "unsearched": found.not_searched()}
+        told["unsearched_files"] = len(found.unsearched) + len(found.unreadable)
+        return made | told | ({} if looked else {key: old[key] for key in told if key in old})
+
     suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove, and
     # `verify` of another request knows why its files are gone.
@@ -308,42 +323,32 @@ def erase(planned: Plan) -> dict[str, Any]:
     for owner in sorted(filter(None, owners)):
         own = [item for item in planned.removable if _owner(item.path, folder.parent) == owner]
         ledger.append("erasing", owner.name, places=_facts(own, owner))
-    name = read(folder)["predicate"]["request"]["id"]
     begun = {"removed": gone + goes, "files": _files(planned.removable, folder), "ended": gone}
-    ledger.append("erasing", name, places=public(goes), begun=ledger.keyed(json.dumps(begun)))
+    begun |= seen(planned.found)  # where this run removes the rows, the next one cannot look
+    key = ledger.keyed(json.dumps(begun))
+    ledger.append("erasing", folder.name, places=public(goes), begun=key)
     write_json(known, begun)
-    result, texts = planned.look(removing=True), planned.texts
-    looked = [place.resolve() for place in planned.places] if texts.windows else []
-
-    def still(part: str) -> list[dict[str, Any]]:
-        """What an earlier run found where this one did not look, and is there."""
-        places = [(one, folder / one["path"]) for one in old.get(part, ())]
-        there = [(one, path.resolve()) for one, path in places if os.path.lexists(path)]
-        return [one for one, path in there if not any(map(path.is_relative_to, looked))]
-
-    lists = {
-        "removed": gone + goes,
-        "kept": _facts((item for item in planned.items if item.why is not None), folder),
-        "left": counts(result.left, "windows") + still("left"),
-        "named": counts(result.named, "texts") + still("named"),
-    }
-    went = {one["kind"] for one in lists["removed"]} & _BEFORE
-    stayed = {one["kind"] for one in lists["kept"] if one["why"] != _ANOTHER} & _BEFORE
+    result = planned.look(removing=True)
+    told = seen(result)
+    kept = _facts((item for item in planned.items if item.why is not None), folder)
+    went = {one["kind"] for one in gone + goes} & _BEFORE
+    stayed = {one["kind"] for one in kept if one["why"] != _ANOTHER} & _BEFORE
     erased = {
         "time": now(),
         "model_before": bool(went) and not stayed,
         "bytes": sum(one["bytes"] for one in gone + goes),
-        "places": len(lists["left"]) + len(lists["named"]),
+        "places": len(told["left"]) + len(told["named"]),
         "windows": texts.whole,
         "names": len(texts.windows) - texts.whole,
-        "too_short": texts.too_short,
         "searched_files": result.files,
-        "unsearched_files": len(result.unsearched) + len(result.unreadable),
-        "unsearched": result.not_searched(),
+        "removed": gone + goes,
+        "kept": kept,
+        **told,
     }
-    write_json(known, erased | lists)
-    amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in lists.items()})
-    return erased | lists
+    write_json(known, erased)
+    lists = {part: public(ones) for part, ones in erased.items() if isinstance(ones, list)}
+    amend(folder, "erased", erased=erased | lists)
+    return erased
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
@@ -380,9 +385,7 @@ def _files(items: Iterable[Item], folder: Path) -> dict[str, list[int]]:
 def _begun(request: Request) -> Iterator[Item]:
     """What a killed `erase` has not come to: by its entry in the ledger, unless written since."""
     ledger, known = Ledger(request.folder.parent), _earlier(request.folder)
-    entries = reversed(ledger.of(request.id))
-    last = next((e for e in entries if e["event"] == "erased" or "begun" in e), {})
-    if last.get("begun") != ledger.keyed(json.dumps(known)):
+    if last_erasure(ledger.of(request.id)).get("begun") != ledger.keyed(json.dumps(known)):
         return
     for one in known["removed"]:
         path = request.path(one["path"])

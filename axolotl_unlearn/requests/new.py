@@ -384,7 +384,9 @@ def teacher_config(
         if rows := [row.row for row in retain if row.entry == number]:
             path = out / "data" / f"teacher-{number}.jsonl"
             write_lines(path, rows)
-            datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
+            datasets.append({"path": str(path), "ds_type": "json"})
+            datasets[-1] |= {key: value for key, value in kind.items() if key != "rl"}
+            datasets[-1] |= {"split": "train"} if kind.get("rl") else {}  # preference data say so
     made = {"datasets": datasets, "num_epochs": times, "output_dir": str(out / "work" / "teacher")}
     made |= {"unlearn": {"data": own}} if (own := _shaping(config, types)) else {}
     return _derived(config, out) | ({"rl": config["rl"]} if config.get("rl") else {}) | made
@@ -406,12 +408,6 @@ def passes(config: Mapping[str, Any], trained: int) -> int:
         batch *= int(config.get("gradient_accumulation_steps") or 1)
         times = steps * batch / max(1, trained)
     return max(1, round(times))
-
-
-def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of ``unlearn.data.rows`` as one of ``datasets``."""
-    more = {"split": "train"} if kind.get("rl") else {}  # as preference data have to say
-    return {key: value for key, value in kind.items() if key != "rl"} | more
 
 
 def forget_config(

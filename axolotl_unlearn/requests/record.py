@@ -27,7 +27,7 @@ from pydantic import Field, create_model
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError, counted
-from axolotl_unlearn.files import locked
+from axolotl_unlearn.files import locked, replacing
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.models import first_line
@@ -63,7 +63,7 @@ DRAFT = f"{RECORD}.next"
 ERASED = "erased.json"
 #: What a killed command leaves of a file that is written when the record is there.
 DRAFTS = re.compile(
-    r"(record\.json\.next|erased\.json|(subjects/[^/]+/)?(record\.json|REPORT\.html))\.\d+\.tmp"
+    r"(record\.json\.(next|sig)|erased\.json|(subjects/[^/]+/)?(record\.json|REPORT\.html))\.\d+\.tmp"
 )
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
@@ -148,10 +148,7 @@ def write(folder: Path | str) -> Path:
         says = f"{folder}: the verdict is {verdict['status']!r}, so the model is not handed over"
         cure = "look into its report, or run again with `--accept REASON`"
         raise fault("record.not-good", f"{says}; {cure}.")
-    if known := _entry(ledger, request.id):
-        there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
-        if known["record"] not in map(digest, there):
-            ledger.refuse_twice(request.id)
+    if _entry(ledger, request.id):
         read(folder)
         return folder / RECORD
     model = model_facts(request.after)
@@ -164,8 +161,10 @@ def write(folder: Path | str) -> Path:
         ],
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    model["path"] = ledger.inside(model["path"])
-    _enter(folder, "accepted", statement, model=model, good=bool(verdict["good"]))
+    if (place := Path(model["path"])).exists():  # both can be moved
+        model["path"] = os.path.relpath(place, ledger.folder)
+    with locked(folder):
+        _enter(folder, "accepted", statement, model=model, good=bool(verdict["good"]))
     return folder / RECORD
 
 
@@ -241,10 +240,10 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
 
 
 def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str, Any]]) -> None:
-    with locked(home(folder)):  # of two at once each would lose what the other has added
-        statement = read(folder)
+    with locked(folder := home(folder)):  # of two at once each would lose what the other has added
+        statement = _read(folder, publish=True)
         statement["predicate"] |= change(statement["predicate"])
-        _enter(home(folder), event, statement)
+        _enter(folder, event, statement)
 
 
 def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
@@ -442,14 +441,25 @@ def read(folder: Path | str) -> dict[str, Any]:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
     folder = home(folder)
+    try:
+        return _read(folder)
+    except UnlearnError:
+        if not folder.is_dir():
+            raise
+    with locked(folder):  # another command is writing it, or was killed meanwhile
+        return _read(folder, publish=True)
+
+
+def _read(folder: Path, publish: bool = False) -> dict[str, Any]:
+    """Likewise; with the lock a draft that the ledger knows, of who was killed, is published."""
     path, draft, ledger = folder / RECORD, folder / DRAFT, Ledger(folder.parent)
     entry = _entry(ledger, folder.name)
     if entry is None:
         Request.load(folder)
         says = f"{ledger.path} does not know request {folder.name!r}"
         raise fault("record.unknown", f"{says}; finish `axolotl-unlearn request run {folder}`.")
-    there = path.is_file() and digest(path) == entry["record"]
-    if not there and draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
+    there, next_ = (one.is_file() and digest(one) == entry["record"] for one in (path, draft))
+    if publish and next_ and not there:
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
     if not path.is_file():
         raise fault("record.missing", f"{path} is missing; restore it from a copy.")
@@ -588,7 +598,7 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
     """
     config, made = _model_signing("signing").Config(), path.with_name(f"{path.name}.sig")
     try:
-        config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
+        config.use_elliptic_key_signer(private_key=Path(private_key))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = "it is a key of another kind" if type(error) is AttributeError else first_line(error)
         raise UnlearnError(
@@ -596,6 +606,8 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
             "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
             code="record.no-signing-key",
         ) from None
+    with replacing(made) as draft:
+        config.sign(path, draft)
     return made
 
 

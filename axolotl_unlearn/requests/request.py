@@ -74,8 +74,6 @@ class Request:
     def load(cls, folder: Path | str) -> Request:
         """Raises `UnlearnError` where there is no request."""
         folder = home(folder)
-        if folder.is_symlink():  # its ledger is beside the folder and not beside the link
-            folder = folder.resolve()
         path, again = folder / "request.json", "make the request again"
         try:
             facts = read_json(path)
@@ -481,10 +479,6 @@ class Ledger:
             self._write_head(key, len(entries) + 1, hashlib.sha256(line).hexdigest())
         return entry
 
-    def inside(self, path: Path | str) -> str:
-        """A path as the ledger writes it: relative to its folder, so that both can be moved."""
-        return os.path.relpath(path, self.folder) if Path(path).exists() else str(path)
-
     def _write_head(self, key: bytes, entries: int, last: str) -> None:
         head = {"entries": entries, "last": last}
         bound = head | {"mac": _mac(key, "head", canonical(head))}
@@ -626,6 +620,11 @@ def weights(folder: Path) -> dict[str, dict[str, str]]:
     return {str(p.relative_to(folder)): {"sha256": digest(p)} for p in sorted(files)}
 
 
+def digests(model: Path) -> set[str]:
+    """SHA-256 of each file of weights: a copy may have another config."""
+    return {one["sha256"] for one in weights(model).values()}
+
+
 def read_json(path: Path) -> Any:
     """What a command of ours wrote there, or None."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
@@ -639,8 +638,11 @@ def require_made(folder: Path) -> None:
 
 
 def home(folder: Path | str) -> Path:
-    """The folder of a request with its own name: that of the working folder is not ``.``."""
+    """The folder of a request with its own name: that of the working folder is not ``.``, and of a
+    link to one whose ledger is not beside the link it is where the link leads."""
     folder = Path(folder)
+    while folder.is_symlink() and folder.exists() and not (folder.parent / LEDGER).exists():
+        folder = folder.parent / os.readlink(folder)
     return folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
 
 

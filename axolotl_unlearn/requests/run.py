@@ -23,7 +23,7 @@ from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import bound
-from axolotl_unlearn.requests.record import tried, write
+from axolotl_unlearn.requests.record import DRAFT, tried, write
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
@@ -80,7 +80,6 @@ def run_request(
         says = f"{folder} is request {request.id!r} under the name {name!r}"
         cure = "name the folder as it was, or make the request again"
         raise fault("requests.renamed", f"{says}; {cure}.")
-    Ledger(request.folder.parent).refuse_twice(request.id)
     with ExitStack() as stack:
         if not request.at_home and request.root.is_dir():
             place = request.folder.absolute()
@@ -89,9 +88,15 @@ def run_request(
         stack.callback(os.umask, os.umask(0o077))
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))
-        run = stack.enter_context(running(request, threads, console, processes))
-        take(request, way)
-        carry_out(request, run, accept)
+        ledger = Ledger(request.folder.parent)  # whoever held it may have carried it out
+        done = any(one["request"] == request.id for one in ledger.accepted())
+        if done and request.path(DRAFT).is_file():  # killed in its last step
+            write(request.folder)
+        else:
+            ledger.refuse_twice(request.id)
+            run = stack.enter_context(running(request, threads, console, processes))
+            take(request, way)
+            carry_out(request, run, accept)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
 
 
@@ -238,14 +243,14 @@ def measure(request: Request) -> None:
     matched = request.matched
     earlier = request.path("eval", "earlier.json")
     earlier.unlink(missing_ok=True)
-    data, model = request.path("eval-data"), f"after={under_work(request)}"
+    data, model = request.path("eval-data"), f"after={request.made(request.newest)}"
     judged = (data / "nonmember.jsonl").is_file()
     fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
     if matched:
         write_json(request.path("eval", "kept.json"), kept_losses(request))
     models = [f"before={request.before}", model]
     # What the rows are like to a model that never saw them: the teacher, or the base.
-    models += [f"teacher={teacher_of(request)}"] if matched else list(_base(request))
+    models += [f"teacher={request.path('work', 'teacher')}"] if matched else list(_base(request))
     options = Options(
         out_dir=request.path("eval"),
         original="before",
@@ -258,7 +263,7 @@ def measure(request: Request) -> None:
     evaluate(models, data, options)
     if matched:
         attack(request, model)
-    audited = audit_requests(under_work(request), request.folder.parent)
+    audited = audit_requests(request.made(request.newest), request.folder.parent)
     # A record repeats it, and has no path of this machine.
     write_json(earlier, audited.to_json() | {"model": "after"})
 
@@ -284,7 +289,7 @@ def attack(request: Request, model: str) -> None:
     shutil.rmtree(request.path("attacks"), ignore_errors=True)  # of a model that was made before
     asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
-    subject, control = make_subjects(model, asked, teacher_of(request), **how)
+    subject, control = make_subjects(model, asked, str(request.path("work", "teacher")), **how)
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
     for made, rows in (
         (quantise_attack, ()),
@@ -295,16 +300,6 @@ def attack(request: Request, model: str) -> None:
         more = ATTACKS[name] | ({"source": "retain"} if rows else {})
         result = made(subject, store, *rows, control=control, **more)
         save(request.path("attacks"), {**result, "data_dir": str(data)})
-
-
-def under_work(request: Request) -> str:
-    """The model before it is handed over, as `axolotl-unlearn eval` takes it."""
-    return request.made(request.path("work", "model"))
-
-
-def teacher_of(request: Request) -> str:
-    """The teacher, which never saw the rows: the control of the attacks."""
-    return str(request.path("work", "teacher"))
 
 
 def kept_losses(request: Request) -> dict[str, list[float]]:
@@ -325,7 +320,7 @@ def kept_losses(request: Request) -> dict[str, list[float]]:
     for row in rows:
         times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
         queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
-    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
+    for spec in parse_models([f"before={request.before}", f"after={request.made(request.newest)}"]):
         model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
         losses[spec.name] = [-float(one.logp.mean()) for one in score_queries(model, queries)]
         del model

@@ -190,7 +190,7 @@ def compare_files(
     recorded |= predicate.get("files", {})
     if "files" not in predicate:
         only = ("data/",) if only == ("",) else ()
-    began = _began(ledger.of(folder.name))
+    began = "begun" in last_erasure(ledger.of(folder.name))
     files, recorded = (
         {
             n: one
@@ -213,9 +213,9 @@ def compare_files(
     return "same" if whole else "some not compared", "; ".join(said)
 
 
-def _began(entries: Sequence[Mapping[str, Any]]) -> bool:
-    """`request erase` was stopped before it was in the record."""
-    return "begun" in next(e for e in reversed(entries) if "record" in e or "begun" in e)
+def last_erasure(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of `request erase`: it has "begun", if it was stopped before the removal was recorded."""
+    return next((e for e in reversed(entries) if e["event"] == "erased" or "begun" in e), {})
 
 
 def erased(ledger: Ledger, folder: Path, name: str) -> bool:
@@ -370,7 +370,7 @@ def export(
     files = {name: (place / name).read_bytes() for name in (record.RECORD, record.PAGE)}
     statement = record.parsed(place / record.RECORD, files[record.RECORD])
     entries, request = ledger.of(folder.name), statement["predicate"]["request"]
-    if _began(entries):  # of what is gone the record says that it is there
+    if "begun" in last_erasure(entries):  # of what is gone the record says that it is there
         says = f"{folder}: `request erase` was stopped; run it again, then answer."
         raise fault("requests.half-erased", says)
     if subject is not None:

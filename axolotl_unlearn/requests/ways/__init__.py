@@ -21,7 +21,7 @@ more module, with these:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -65,7 +65,7 @@ def plan(request: Request) -> list[Cost]:
     return costs
 
 
-def choose(costs: Iterable[Cost]) -> str:
+def choose(costs: Sequence[Cost]) -> str:
     """The cheapest way that is exact, or match where none is open.
 
     Raises:
@@ -74,5 +74,5 @@ def choose(costs: Iterable[Cost]) -> str:
     open_ = [cost for cost in costs if not cost.closed]
     if open_:
         return min(open_, key=lambda cost: (not way_of(cost.way).EXACT, cost.reads)).way
-    says = "no way is open to this request: `axolotl-unlearn request plan` says why."
-    raise fault("requests.no-way", says)
+    why = " ".join(f"{cost.way}: {cost.closed}" for cost in costs)
+    raise fault("requests.no-way", f"no way is open to this request. {why}")
