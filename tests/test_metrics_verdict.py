@@ -586,6 +586,15 @@ def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, shows
     assert ("lower --lr" in sentence(made)) == shows_nothing
 
 
+@pytest.mark.parametrize("junk", [None, "x", [1], {"recalled": "x"}, {"recalled": {"value": "x"}},
+                                  {"recalled": {"value": math.nan}}])  # fmt: skip
+def test_what_was_before_an_attack_is_read_or_nothing_is_shown(junk):
+    """A text there was a traceback, and none at all, or NaN, good news."""
+    made = attack((-0.5, -0.5))
+    made["rows"][1]["before"] = junk
+    assert judge(entry(n=20), attacks=[made], asks=("attacks",)).outcome == "not shown"
+
+
 def test_an_attack_that_wrecks_and_still_tells_shows_something():
     made = attack((-0.5, 0.2))
     made["rows"][1]["before"] = {"recalled": {"value": 0.72}}

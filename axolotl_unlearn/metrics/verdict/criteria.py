@@ -632,8 +632,8 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
 
     def lost(row: Mapping[str, Any]) -> bool:
         gain = row["gain"]["recalled"]
-        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
-        return gain["high"] < 0 and -gain["value"] > 0.5 * before
+        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or 0.0
+        return gain["high"] < 0 and not -gain["value"] <= 0.5 * before
 
     rows = attack["rows"][1:] if attack.get("attack") == "relearn" else ()
     return bool(rows) and all(map(lost, rows))
