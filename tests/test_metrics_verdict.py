@@ -26,16 +26,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import verdict
 from axolotl_unlearn.metrics.audit import audit
 from axolotl_unlearn.metrics.results import Model, load_results, read
-from axolotl_unlearn.metrics.verdict import (
-    CRITERIA,
-    GOOD,
-    STATUSES,
-    bars,
-    can_be_good,
-    judged,
-    strongest_gain,
-    wrecks,
-)
+from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_good, judged
+from axolotl_unlearn.metrics.verdict.criteria import bars, strongest_gain, wrecks
 from axolotl_unlearn.requests.run import ANSWER_TOKENS
 
 ORIGINAL = three()[0]

@@ -646,10 +646,8 @@ def attacks(facts: Facts) -> Iterator[Read]:
         yield read("missing", case, name=title)
     if (one := facts.model.canaries) is not None:
         for p, status in ((one.p_known, "under-forgets"), (one.p_pushed, "over-forgets")):
-            name, figures = (
-                "a coin's canaries",
-                {"value": 0.5 if one.auc is None else one.auc, "p": p, "status": status},
-            )
+            name, figures = "a coin's canaries", {"p": p, "status": status}
+            figures["value"] = 0.5 if one.auc is None else one.auc
             if p is None:
                 yield read("missing", "unmade", name=name)
             else:
