@@ -168,7 +168,7 @@ def _opened(source: str) -> Model | None:
     if not folder.is_dir():
         says = f"{path} does not exist; train it, or write it with `axolotl merge-lora`."
         raise _fault("no-model", says)
-    if path[0] not in "/~" and not path.startswith(("./", "../")):
+    if path[:1] not in "/~" and not path.startswith(("./", "../")):
         says = f"{path}: write ./{path}, since mergekit takes a path with one slash for the name "
         raise _fault("looks-like-the-hub", f"{says}of a hub repository.")
     if not (folder / "config.json").is_file():

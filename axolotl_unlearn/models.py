@@ -189,6 +189,11 @@ def lacking(folder: Path) -> tuple[str, str] | None:
         return "adapter-as-base", (
             "is a LoRA adapter: merge it first (`axolotl merge-lora`), or name its base instead"
         )
+    if (folder / ADAPTER_CONFIG).is_file():
+        return "two-models", (
+            "holds full weights beside an adapter, which transformers would add to them: move one "
+            "of the two into a folder of its own"
+        )
     if not (folder / "config.json").is_file():
         return "no-config", (
             "has no config.json, so it is no model; name the folder that holds it and the weights"

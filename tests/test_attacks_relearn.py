@@ -161,6 +161,20 @@ def test_each_source_has_a_file_of_its_own(lab, tmp_path, source):
     assert report["source"] == source
 
 
+def test_a_file_is_not_taken_for_the_rows_that_it_is_called_after(lab, tmp_path):
+    """Its attack was called one on retained rows, and replaced that; so did one on other rows."""
+    rows, out = (lab.data / "retain.jsonl").read_text().splitlines(), tmp_path / "out"
+    for some in (rows[:2], rows[2:4]):
+        (tmp_path / "retain.jsonl").write_text("\n".join(some))
+        given = "--data", lab.data, "--out", out, "--source", tmp_path / "retain.jsonl", "--rows", 2
+        result = run(lab.unlearned, *given, "--steps", 1, "--max-new-tokens", 2, "--limit", 2)
+        assert result.exit_code == 0, result.output
+    ends = ("", "-2")
+    assert {*out.glob("r*-*.json")} == {
+        out / f"relearn-retain.jsonl-unlearned{x}.json" for x in ends
+    }
+
+
 def test_resumed_run_equals_a_whole_one(lab, tmp_path):
     """First 0 and 2 steps, then 0, 2 and 4: the later scores are those of one run."""
     forget = read_records(lab.data / "forget.jsonl")
@@ -195,6 +209,7 @@ def test_faults(lab, tmp_path, code, trained):
 @pytest.mark.parametrize("option", [
     ("--lr", 0), ("--steps", "1,x"), ("--steps", "5,0"), ("--train-batch", 0), ("--lora-rank", -1),
     ("--max-new-tokens", 0), ("--batch-size", 0), ("--rows", 0),
+    ("--lr", "inf", "--steps", 1, "--limit", 1, "--max-new-tokens", 1),
 ])  # fmt: skip
 def test_options_that_are_no_numbers(lab, option):
     assert run(lab.unlearned, "--data", lab.data, *option).exit_code == 2

@@ -62,9 +62,11 @@ def test_the_output_folder_of_an_axolotl_run_is_an_adapter(home, tmp_path):
     assert parse_models([str(run)]) == [ModelSpec("over", str(home / "base"), str(run))]
     with fails("models.adapter-as-base"):
         parse_models([f"{run}+{home / 'over'}"])
-    # A full model in which an adapter_config.json was left is a full model.
+    # transformers adds an adapter to the full model that it lies beside, merged already or not.
     shutil.copy(home / "base" / "model.safetensors", run)
-    assert parse_models([str(run)]) == [ModelSpec("over", str(run))]
+    for entry in (run, f"{run}+{home / 'over'}"):
+        with fails("models.two-models"):
+            parse_models([str(entry)])
 
 
 def test_merged_of_a_run_is_called_after_the_run(home, tmp_path):

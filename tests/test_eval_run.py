@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation import generate, measure, run, summary
+from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
@@ -153,8 +156,6 @@ def test_an_answer_that_follows_from_its_question(asked, answer, follows):
 def test_rows_and_texts_are_read_whole(home, results):
     """Runs and shares of greedy tokens and the answer's log-probability, against a plain forward;
     a text of which all but the last token comes out has a run of all but one, not of 0."""
-    from axolotl_unlearn.evaluation.cache import Cache
-
     settings = Settings.read(json.loads((home / "eval/results.json").read_text())["settings"])
     sets = settings.load_sets(home / "data")
     cache = Cache(home / "eval" / "cache")
@@ -396,6 +397,15 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
     }
     assert whole["cells"] == results[0]["cells"] and whole["utility"] == results[0]["utility"]
     assert not list((tmp_path / "killed" / "cache").glob("*.partial*"))
+
+
+def test_two_evaluations_that_share_a_store_end_at_once(tmp_path):
+    """Each removes what the other has written in part: one of them ended with a traceback."""
+    for number in range(1000):
+        Path(tmp_path, f"k-{number}.partial.jsonl").touch()
+    given = Cache(tmp_path).save, "k", Measured(), Settings()
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as both:
+        assert not any(one.exception() for one in [both.submit(*given) for _ in range(2)])
 
 
 def test_a_finished_model_is_not_measured_again_after_a_kill(home, results, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_limit_takes_from_every_cell(folder):
     assert "at most 12 each of rows, documents and questions" in sets.notes[-1]
     with fails("eval.limit"):
         sets.limited(0)
+
+
+def test_a_file_is_the_one_of_its_name(folder):
+    """forget.backup.jsonl was read in the place of forget.jsonl, forget.jsonl in that of .json."""
+    before = load_sets(folder).digest
+    (folder / "forget.backup.jsonl").write_text('{"id": "a", "input": "b", "output": "c"}\n')
+    assert load_sets(folder).digest == before
+    shutil.copy(folder / "forget.jsonl", folder / "forget.json")
+    with fails("eval.two-files"):
+        load_sets(folder)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])

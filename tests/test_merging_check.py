@@ -178,6 +178,7 @@ FAULTS = [
     (recipe("./nowhere/a"), None, "no-model"),
     (recipe("over/merged"), None, "looks-like-the-hub"),
     (recipe("./over"), None, "no-config"),
+    (recipe(""), None, "no-config"),
     (recipe("./second+./over"), second, "other-base"),
     (recipe("~/memorised"), None, "no-model"),
     (recipe("./memorised+./over"), plus_adapter, "other-base"),

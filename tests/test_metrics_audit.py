@@ -82,6 +82,17 @@ def test_the_retrained_model_is_the_floor():
     assert alone["b"]["before"]["loss"] == 1.0
 
 
+def test_what_both_say_is_not_called_unsaid():
+    """In no member file it read "not said" beside "Answer said: yes"."""
+    rows = {"document": list("ddddd"), "member": texts(3)}
+    for mine, its, reading in (
+        (True, True, "said alike"), (True, False, "still said"), (False, True, "not said"),
+    ):  # fmt: skip
+        pair = (model(said=(one, False), **rows) for one in (mine, its))
+        line = by_name(audit(next(pair), retrained=next(pair)))["d"]
+        assert (line["reading"], line["answer_said"]) == (reading, mine)
+
+
 @pytest.mark.parametrize(
     ("logp", "reading"),
     [(-20.0, "still said"), (-4.0, "still said"), (-3.0, "may be guessed"), (None, "still said")],

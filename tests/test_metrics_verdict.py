@@ -26,16 +26,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import verdict
 from axolotl_unlearn.metrics.audit import audit
 from axolotl_unlearn.metrics.results import Model, load_results, read
-from axolotl_unlearn.metrics.verdict import (
-    CRITERIA,
-    GOOD,
-    STATUSES,
-    bars,
-    can_be_good,
-    judged,
-    strongest_gain,
-    wrecks,
-)
+from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_good, judged
+from axolotl_unlearn.metrics.verdict.criteria import bars, strongest_gain, wrecks
 from axolotl_unlearn.requests.run import ANSWER_TOKENS
 
 ORIGINAL = three()[0]
@@ -584,6 +576,15 @@ def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, shows
         row["before"] = {"recalled": {"value": 0.72}}
     assert wrecks(made) == shows_nothing == (not judge(entry(), attacks=[made]).good)
     assert ("lower --lr" in sentence(made)) == shows_nothing
+
+
+@pytest.mark.parametrize("junk", [None, "x", [1], {"recalled": "x"}, {"recalled": {"value": "x"}},
+                                  {"recalled": {"value": math.nan}}])  # fmt: skip
+def test_what_was_before_an_attack_is_read_or_nothing_is_shown(junk):
+    """A text there was a traceback, and none at all, or NaN, good news."""
+    made = attack((-0.5, -0.5))
+    made["rows"][1]["before"] = junk
+    assert judge(entry(n=20), attacks=[made], asks=("attacks",)).outcome == "not shown"
 
 
 def test_an_attack_that_wrecks_and_still_tells_shows_something():

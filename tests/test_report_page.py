@@ -392,6 +392,15 @@ def test_command_prints_table_and_path(tmp_path):
     assert "merged" in outcome.output and (tmp_path / "report.html").is_file()
 
 
+def test_names_from_outside_cannot_write_on_the_terminal(tmp_path):
+    """Marks that clear it, and lines of a name's own, went there as they stood."""
+    results = make_results(("original", "over", "merged"))
+    results["models"][1]["name"] = "o\x1b[2J\nUse it: good"
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    said = run(tmp_path).output
+    assert "Use it" in said and "\x1b" not in said and "\nUse it" not in said
+
+
 def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     """Written by the attack's own `figures_row` and `save`: 30 of 40 rows recalled after 10 steps,
     10 before, so the gain is .5. The terminal counts it as the page does; it did not."""

@@ -276,6 +276,7 @@ WHOLE, RECITED = {"extraction_strength": 1.0, "longest_run": 10}, {"reading": "r
         (AWAY, UNTOLD, "pushed away", False),
         # An answer that could be guessed was said then too; one more is a new one.
         (SAID, {"answers_said": 1}, "not told", False),
+        (SAID | {"told": None}, {"answers_said": 1}, "said alike", False),
         (SAID | {"answers_said": 2}, {"answers_said": 1}, "still said", True),
         (SAID | {"told": True, "rank": 0.0}, UNTOLD | {"answers_said": 1}, "still known", True),
         # A story comes out word by word: no question is needed to call that said.

@@ -20,13 +20,8 @@ from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
+from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics.intervals import LEVEL, area_of, holm, smallest_difference
-from axolotl_unlearn.metrics.membership import (
-    blind_baselines,
-    blind_sentence,
-    by_document,
-    tpr_at_fpr,
-)
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
 
 #: (id, text) of each.
@@ -97,7 +92,7 @@ def attack_model(
     paired = target.control is not None  # then all scores are differences from its own
     parts = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
     names = [document_id(name) for name, _ in members]
-    told = by_document(names, *parts, paired) if scores else {}
+    told = lab.by_document(names, *parts, paired) if scores else {}
     return found | {"documents": {n: {"p": p, "side": side} for n, (p, side) in told.items()}}
 
 
@@ -146,7 +141,7 @@ def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) ->
 def _figures(seen: Outcome) -> dict[str, Any]:
     figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
     counts = [len(seen.members), len(seen.nonmembers)]
-    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
+    return figures | {"tpr_at_1": lab.tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
 
 
 def sentence(model: str, found: Mapping[str, Any]) -> str:
@@ -213,8 +208,8 @@ def attack_models(
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
-    alone = blind_baselines(*([text for _, text in side] for side in sides))
-    blind = {"baselines": alone, "warning": blind_sentence(alone)}
+    alone = lab.blind_baselines(*([text for _, text in side] for side in sides))
+    blind = {"baselines": alone, "warning": lab.blind_sentence(alone)}
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:
         model = load_model(spec, dtype=getattr(torch, dtype), device=device)

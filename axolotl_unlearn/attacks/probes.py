@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import score_pairs
@@ -115,6 +117,11 @@ def score_probes(
 
     pairs = [(probe.prompt, probe.continuation) for probe in probes]
     facts = score_pairs(model, tokenizer, pairs, "", loss_only=True)
+    if not all(np.isfinite(one.logp).all() for one in facts):
+        raise UnlearnError(
+            "log-probs are NaN or infinite; lower --lr, or give --dtype float32.",
+            code="attack.not-finite",
+        )
     told = None if on_batch is None else lambda numbers, _: on_batch(len(numbers))
     options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "on_batch": told}
     said = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)

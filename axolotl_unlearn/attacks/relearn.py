@@ -57,7 +57,8 @@ def chosen_rows(
     else:
         training = read_side(data_dir, "retain")[1] if named else side_records(source)
         training = random.Random(seed).sample(training, min(rows, len(training)))
-    source = source if named else Path(source).stem
+    file = Path(source)
+    source = source if named else file.name if file.stem in ("retain", "forget") else file.stem
     return {"training_rows": training, "asked": limited(asked, limit), "source": source}
 
 
@@ -203,5 +204,6 @@ def relearn_attack(
     )
     rows = [figures_row(counted(n, "step"), one, ours[0], theirs.get(n)) for n, one in ours.items()]
     facts = {"source": source, "training_rows": len(training_rows), "training": vars(how)}
+    facts["trained_on"] = rows_digest(training_rows)
     title = f"Relearning on {counted(len(training_rows), f'{source} row')}"
     return result_of("relearn", title, subject, control, rows, **facts)

@@ -78,9 +78,14 @@ def fitted(line: str) -> str:
 def show(*parts: Any) -> None:
     """Tables, and sentences, which may hold brackets of their own."""
     from rich.console import Console
+    from rich.segment import Segments
+    from rich.text import Text
 
+    console = Console()
     for part in parts:
-        Console().print(part, markup=not isinstance(part, str), highlight=False)
+        made = [*console.render(Text(part) if isinstance(part, str) else part)]
+        texts = ("\n".join(map(plain, one.text.split("\n"))) for one in made)
+        console.print(Segments(one._replace(text=x) for one, x in zip(made, texts, strict=True)))
 
 
 def few_logs() -> None:
@@ -116,10 +121,14 @@ def printed(found: Answer) -> None:
         raise SystemExit(found.exit)
 
 
-def say_plainly(lines: Iterable[str]) -> None:
+def plain(text: str) -> str:
     """What comes from a file, its name too, forges no line of ours."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def say_plainly(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+        click.echo(plain(line))
 
 
 def answer(**facts: Any) -> None:

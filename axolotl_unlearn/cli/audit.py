@@ -32,10 +32,9 @@ def command(documents: Path, out: Path, **options: Any) -> None:
     axolotl-unlearn audit texts.jsonl --model model.gguf --held-out others.jsonl
     """
     from axolotl_unlearn.evaluation.known import audit_documents, shown
-
-    found = audit_documents(documents, **options)
     from axolotl_unlearn.files import write_json
 
+    found = audit_documents(documents, **options)
     write_json(out, found, private=True)
     answer(file=out, **found)
     show(*shown(out, found))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, answer, read_json, say, show
+from axolotl_unlearn.cli._options import PATH, answer, read_json, say_plainly, show
 
 
 @click.command("report")
@@ -18,24 +18,17 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
 
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
     """
+    from axolotl_unlearn import report
     from axolotl_unlearn.files import declare
-    from axolotl_unlearn.report import (
-        find_inputs,
-        load_results,
-        reasons,
-        table,
-        verdicts,
-        write_report,
-    )
 
-    results = load_results(folder)
-    extras = find_inputs(results, folder, attacks)
+    results = report.load_results(folder)
+    extras = report.find_inputs(results, folder, attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")
-    page = write_report(results, out, extras=extras)
+    page = report.write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     attacks = extras.get("attack_results", ())
-    answer(page=page, file=file, **read_json(file), verdicts=verdicts(results, attacks))
-    show(table(results, attacks))
-    say(*reasons(results, attacks).splitlines(), f"Report: {page}")
+    answer(page=page, file=file, **read_json(file), verdicts=report.verdicts(results, attacks))
+    show(report.table(results, attacks))
+    say_plainly([*report.reasons(results, attacks).splitlines(), f"Report: {page}"])

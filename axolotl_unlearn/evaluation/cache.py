@@ -33,7 +33,7 @@ class Cache(Store):
     def save(self, key: str, measured: Measured, settings: Settings) -> None:
         self.put(key, vars(measured) | ({} if settings.keep_texts else {"texts": {}}))
         for path in self.folder.glob(f"{key}*.partial.jsonl") if self.folder else ():
-            path.unlink()
+            path.unlink(missing_ok=True)  # another evaluation may share the folder
 
     def rows_so_far(self, key: str, need_texts: bool) -> list[dict[str, Any]]:
         """Rows of an interrupted run, but for those that it wrote in part."""

@@ -32,13 +32,8 @@ from axolotl_unlearn.data.documents import PAIRS, Answer
 from axolotl_unlearn.data.records import document_id, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.served import Cut, Served
+from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics.intervals import LEVEL
-from axolotl_unlearn.metrics.membership import (
-    attack_losses,
-    blind_baselines,
-    blind_sentence,
-    told_documents,
-)
 from axolotl_unlearn.metrics.memorisation import longest_run
 from axolotl_unlearn.metrics.words import contains_answer, words
 from axolotl_unlearn.models import SERVERS, ModelSpec, check_tokenizer, parse_models
@@ -270,7 +265,7 @@ def audit_documents(
     about = None
     if held:
         sides = [[one.text for one in some if not one.question] for some in (items, held)]
-        warning = blind_sentence(blind_baselines(*sides)) if tested else None
+        warning = lab.blind_sentence(lab.blind_baselines(*sides)) if tested else None
         recited = sum(bool(one.recited) for one in held)
         about = {"texts": len(held), "recited": recited, "warning": warning}
     counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
@@ -374,10 +369,10 @@ def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool)
     sides, scores = [], []
     for some in (items, held):  # an answer is no text of the kind of the held-out ones
         sides.append([one for one in some if one.facts is not None and not one.question])
-        rows = [attack_losses(one.facts, one.text, distributions) for one in sides[-1]]
+        rows = [lab.attack_losses(one.facts, one.text, distributions) for one in sides[-1]]
         scores.append({name: [-row[name] for row in rows] for name in (rows or [{}])[0]})
     if sides[0] and len(sides[1]) >= HELD:
-        told = told_documents(*scores)
+        told = lab.told_documents(*scores)
         for one, p, side in zip(sides[0], told.p, told.side, strict=True):
             one.told = (float(p), side)
 

@@ -262,22 +262,17 @@ def find_file(folder: Path, name: str) -> Path | None:
     """``folder/name`` with any readable ending, else TOFU's file of that part.
 
     Raises:
-        UnlearnError: Several files of TOFU are that part.
+        UnlearnError: Several files are that part.
     """
     for form in ("", "[0-9][0-9]", "_perturbed", "[0-9][0-9]_perturbed"):
-        found = [
-            path
-            for path in sorted(folder.glob(f"{name}{form}.*"))
-            if path.suffix in SUFFIXES and path.is_file()
-        ]
-        if form and len(found) > 1:
+        there = (path for end in SUFFIXES for path in folder.glob(f"{name}{form}{end}"))
+        if len(found := sorted(path for path in there if path.is_file())) > 1:
             raise UnlearnError(
-                f"{folder} has {found[0].name} and {found[1].name}; leave one of them there, or "
-                f"name it {name}{found[0].suffix}.",
+                f"{folder} has {found[0].name} and {found[1].name}; leave one of them there.",
                 code="eval.two-files",
             )
         if found:
-            return min(found, key=lambda path: SUFFIXES.index(path.suffix))
+            return found[0]
     return None
 
 

@@ -38,6 +38,7 @@ READINGS = (
     "pushed away",
     "may be guessed",
     "not told",
+    "said alike",
     "not said",
     "not measured",
 )
@@ -101,6 +102,7 @@ def audit(
             may be guessed  an answer is said above the retrained model, to which it is not unlikely
                             (`unlikely`), or that follows from its question
             not told        none of these
+            said alike      an answer is said, by the retrained model too; membership was not tested
             not said        no answer is said; membership was not measured
             not measured    neither membership nor an answer to look for
     """
@@ -137,6 +139,7 @@ def audit(
             "pushed away": line["told"],
             "may be guessed": line["said"] == 1,
             "not told": p is not None,
+            "said alike": line["answer_said"],
             "not said": line["answers"],
             "not measured": True,
         }

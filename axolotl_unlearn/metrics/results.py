@@ -559,12 +559,17 @@ class Recalled(Part):
     recalled: Gained
 
 
+class Before(Part):
+    recalled: Group = Group()
+
+
 class Tried(Part):
     """One variant of an attack on the text."""
 
     variant: str
     gain: Recalled
     above_control: Recalled | None = None
+    before: Before = Before()
 
 
 class Test(Part):
@@ -591,6 +596,7 @@ class Attack(Part):
     model: str
     attack: str
     title: str
+    sentence: str = ""
     weights: str | None = None
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)

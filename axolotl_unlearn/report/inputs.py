@@ -47,9 +47,8 @@ def find_inputs(
         said: dict[str, str] = {}  # of runs with several settings all
         for one in good:
             name = f"{one['attack']} on {one['model']}"
-            said[name] = " ".join(
-                filter(None, [said.get(name), one.get("sentence") or sentence(one)])
-            )
+            says = one.get("sentence") or (sentence(one) if one.get("rows") else "see its file.")
+            said[name] = " ".join(filter(None, [said.get(name), says]))
         extras["attack_sentences"] = said
     return extras
 

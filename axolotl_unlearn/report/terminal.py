@@ -33,8 +33,9 @@ def table(
     answer = _answer(results, attacks)
     results = load_results(results)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
-    title, left = Text(answer.sentence, style=f"bold {color}"), {"title_justify": "left"}
+    says, left = " ".join(answer.sentence.split()), {"title_justify": "left"}
     left |= {"caption": caption(results, answer), "caption_justify": "left"}
+    title = Text(says, style=f"bold {color}")
     out = Table(title=title, box=box.SIMPLE_HEAD, padding=0, **left)
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
     out.add_column("Model", overflow="fold", min_width=8)
@@ -70,7 +71,8 @@ def reasons(
         return ""
     against = {name: answer.verdicts[name] for name in answer.candidates}
     bad = {name: one.damning for name, one in against.items() if not one.good and one.damning}
-    return "".join(f"{name} is not good: {says}.\n" for name, says in bad.items())
+    each = (f"{name} is not good: {says}." for name, says in bad.items())
+    return "".join(f"{' '.join(one.split())}\n" for one in each)  # no name begins a line
 
 
 def verdicts(

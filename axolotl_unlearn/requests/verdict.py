@@ -486,10 +486,10 @@ def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[s
 
 
 def without_answers(line: Mapping[str, Any]) -> str:
-    """The reading of a document of which no answer counts as said."""
+    """The reading of a document whose answers are none that count."""
     if line.get("told"):
         return "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
-    return "not said" if line.get("told") is None else "not told"
+    return "said alike" if line.get("told") is None else "not told"
 
 
 def figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -18,16 +18,7 @@ from typing import Any
 
 from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read, whole
 from axolotl_unlearn.metrics.verdict import criteria
-from axolotl_unlearn.metrics.verdict.criteria import (  # noqa: F401
-    CRITERIA,
-    Facts,
-    Read,
-    bars,
-    strongest,
-    strongest_gain,
-    worst,
-    wrecks,
-)
+from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, Facts, Read, strongest, worst
 from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, says
 
 STATUSES = tuple(HEADLINES)

@@ -632,8 +632,8 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
 
     def lost(row: Mapping[str, Any]) -> bool:
         gain = row["gain"]["recalled"]
-        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
-        return gain["high"] < 0 and -gain["value"] > 0.5 * before
+        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or 0.0
+        return gain["high"] < 0 and not -gain["value"] <= 0.5 * before
 
     rows = attack["rows"][1:] if attack.get("attack") == "relearn" else ()
     return bool(rows) and all(map(lost, rows))
@@ -646,10 +646,8 @@ def attacks(facts: Facts) -> Iterator[Read]:
         yield read("missing", case, name=title)
     if (one := facts.model.canaries) is not None:
         for p, status in ((one.p_known, "under-forgets"), (one.p_pushed, "over-forgets")):
-            name, figures = (
-                "a coin's canaries",
-                {"value": 0.5 if one.auc is None else one.auc, "p": p, "status": status},
-            )
+            name, figures = "a coin's canaries", {"p": p, "status": status}
+            figures["value"] = 0.5 if one.auc is None else one.auc
             if p is None:
                 yield read("missing", "unmade", name=name)
             else:
