@@ -52,14 +52,13 @@ from axolotl_unlearn.reference.start import (
 )
 from axolotl_unlearn.reference.teacher import Teacher
 from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
-from axolotl_unlearn.training.guard import blown_up
 from axolotl_unlearn.training.phases import (
     Phase,
     make_phases,
     phase_at,
     restarting,
 )
-from axolotl_unlearn.training.resume import MADE_OF, made_of, require_same
+from axolotl_unlearn.training.resume import MADE_OF, blown_up, made_of, require_same
 
 LOG = logging.getLogger(__name__)
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
