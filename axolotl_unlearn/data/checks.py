@@ -17,16 +17,13 @@ from typing import Any
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts, level_faults
-from axolotl_unlearn.data.overlap import check_sides, near_note
+from axolotl_unlearn.data.overlap import COLUMNS, CURES, check_sides, matched, near_note
 from axolotl_unlearn.data.records import (
-    KEPT,
     SUFFIXES,
     Record,
-    both_sides,
     is_ambiguous,
     is_made_up,
     read_records,
-    shared,
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
@@ -348,8 +345,6 @@ _ROWS = {
 
 def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     """Alternatives without a forget row, and forget rows without an alternative."""
-    from axolotl_unlearn.data.beside import COLUMNS, matched
-
     rows = [
         (ROLES[role], pair_number(one.id), KINDS[one.kind], one.task_number, number)
         for role in ("forget", "alternative")
@@ -376,9 +371,14 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
                     "it from one of them."
                 )
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
-    for (path, forget), side in product(sets["forget"], ("retain", "alternative")):
+    for (path, forget), side in product(sets["forget"], CURES):
         for other, records in sets[side]:
-            if both := shared(forget, records):
-                cure = KEPT if side == "retain" else "write another answer"
-                faults.append(both_sides(path, other, both, cure))
+            known = {(one.input, one.output): n for n, one in enumerate(records, 1)}
+            texts = [(one.input, one.output) for one in forget]
+            both = [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
+            if both:
+                faults.append(
+                    f"{path} and {other} have rows in common: {len(both)} (the first is row "
+                    f"{both[0][0]} here, row {both[0][1]} there); {CURES[side]}."
+                )
     return faults

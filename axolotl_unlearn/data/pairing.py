@@ -21,6 +21,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from axolotl_unlearn.columns import NOBODYS, PAIR, ROLES
+from axolotl_unlearn.data.overlap import COLUMNS, matched
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
@@ -92,8 +93,6 @@ class PairedDataset(Dataset):
             )
         self.alternatives: dict[int, list[int]] = {}
         if alternatives:
-            from axolotl_unlearn.data.beside import COLUMNS, matched
-
             if PAIR not in rows.column_names:
                 raise UnlearnError(
                     f"the dataset has no column {PAIR!r}, by which alternatives find their forget "

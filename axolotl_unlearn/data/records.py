@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,25 +251,6 @@ def document_name(value: Any) -> str:
         return ""
     name = str(value).strip()
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
-
-
-def shared(forget: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
-    """Numbers, from 1, of forget rows and of the others that have their input and output."""
-    known = {(record.input, record.output): n for n, record in enumerate(others, 1)}
-    texts = [(record.input, record.output) for record in forget]
-    return [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
-
-
-def both_sides(forget: str, other: str, rows: Sequence[tuple[int, int]], cure: str) -> str:
-    """The sentence for `shared` rows of two files."""
-    return (
-        f"{forget} and {other} have rows in common: {len(rows)} (the first is row {rows[0][0]} "
-        f"here, row {rows[0][1]} there); {cure}."
-    )
-
-
-#: What to do about rows of the forget side and of the retain side.
-KEPT = "a row cannot be forgotten and kept: remove them from one side"
 
 
 def text_of(

@@ -11,9 +11,8 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -135,16 +134,20 @@ class Reference:
             needs: label log-probs of whole rows, and hidden states.
         """
         batch = Batch.of(batch)
-        asked = _Asked.of(batch, needs)
+        asked = _asked_of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
         return self._answer(unwrapped, batch, needs, asked, fresh)
 
-    def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
+    def _store(self, what: What) -> MutableMapping[bytes, Tensor] | RowStore:
+        return self._logp if what == LABELS else self._hidden
+
+    def _unknown(self, asked: Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
         """Rows of which something must be computed."""
-        stores = [(self._logp, asked.labels)]
-        stores += [(self._hidden, keys) for keys in asked.states.values()]
-        unknown = [[key is not None and key not in store for key in keys] for store, keys in stores]
+        unknown = [
+            [key is not None and key not in self._store(what) for key in keys]
+            for what, keys in asked.items()
+        ]
         rows = [i for i, row in enumerate(zip(*unknown, strict=True)) if any(row)]
         if self.complete:
             if rows:
@@ -162,7 +165,7 @@ class Reference:
         unwrapped: nn.Module,
         batch: Batch,
         needs: ForwardSpec,
-        asked: _Asked,
+        asked: Asked,
         rows: list[int],
     ) -> dict[bytes | None, Tensor]:
         """Run some rows, remember what is to be remembered, return hidden states by key."""
@@ -172,25 +175,22 @@ class Reference:
         called = model.module if isinstance(model, DistributedDataParallel) else model
         with evaluating(unwrapped), self.active(unwrapped):
             result = observe(called, part, part_needs, unwrapped=unwrapped, plan=self.plan)
-        logp_asked = part_needs.labels is not None and any(asked.labels[i] for i in rows)
-        copied = [result.logp] if logp_asked else []
-        if self.remember_hidden:
-            copied += [states.values for states in result.states.values()]
-        on_cpu = to_host(copied)
-        if logp_asked:
-            where = part_needs.labels
-            for i, logp, here in zip(rows, on_cpu.pop(0).numpy(), where, strict=True):
-                if asked.labels[i] is not None:
-                    self._logp[asked.labels[i]] = torch.from_numpy(logp[here])
+        keys = {what: [own[i] for i in rows] for what, own in asked.items()}
+        values = {layer: states.values for layer, states in result.states.items()}
+        copied = {LABELS: result.logp} if any(keys.get(LABELS, ())) else {}
+        copied |= values if self.remember_hidden else {}
+        copied = dict(zip(copied, to_host([*copied.values()]), strict=True))
+        if LABELS in copied:
+            copied[LABELS] = copied[LABELS][torch.from_numpy(part_needs.labels)]
         fresh: dict[bytes | None, Tensor] = {}
-        for number, (layer, states) in enumerate(result.states.items()):
-            lengths = states.positions.sum(-1).tolist()
-            keys = [asked.states[layer][i] for i in rows]
-            fresh |= zip(keys, states.values.split(lengths), strict=True)
-            if self.remember_hidden:
-                for key, values in zip(keys, on_cpu[number].split(lengths), strict=True):
+        for what, mask in _masks(part_needs).items():
+            lengths = mask.sum(-1).tolist()
+            if what in values:
+                fresh |= zip(keys[what], values[what].split(lengths), strict=True)
+            if what in copied:
+                for key, own in zip(keys[what], copied[what].split(lengths), strict=True):
                     if key is not None:
-                        self._hidden[key] = values
+                        self._store(what)[key] = own
         for store in self._on_disk():
             store.flush()
         return fresh
@@ -200,22 +200,22 @@ class Reference:
         unwrapped: nn.Module,
         batch: Batch,
         needs: ForwardSpec,
-        asked: _Asked,
+        asked: Asked,
         fresh: dict[bytes | None, Tensor],
     ) -> ForwardResult:
         """What is known of the batch, put together."""
         device = batch.device
         known = np.zeros(batch["labels"].shape, dtype=np.float32)
         where = label_positions(batch)
-        for i, key in enumerate(asked.labels):
+        for i, key in enumerate(asked.get(LABELS, ())):
             if key is not None:
                 known[i, where[i]] = self._logp[key].numpy()
         logp = to_device(known, device)
         states = {}
-        for layer, keys in asked.states.items():
-            told = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]
-            values = _joined(told, device) if told else logp.new_zeros(0)
-            states[layer] = States(values, needs.states[layer])
+        for layer, mask in needs.states.items():
+            told = [k for k in asked[layer] if k is not None]
+            told = [fresh[k] if k in fresh else self._hidden[k] for k in told]
+            states[layer] = States(_joined(told, device) if told else logp.new_zeros(0), mask)
         at_head = HEAD in states and len(states[HEAD].values)
         logits = self.logits(unwrapped) if at_head else None
         return ForwardResult(logp, states, logits=logits, known=known)
@@ -272,32 +272,23 @@ def _joined(values: list[Tensor], device: torch.device) -> Tensor:
     return pinned(joined, device).to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The key under which each row's answer is remembered; None where nothing is asked.
-
-    Attributes:
-        labels: ``[R]`` of label log-probs; ``states``: ``[R]`` of hidden states by layer.
-    """
-
-    labels: list[bytes | None]
-    states: dict[Layer, list[bytes | None]]
-
-    @classmethod
-    def of(cls, batch: Batch, needs: ForwardSpec) -> _Asked:
-        nothing: list[bytes | None] = [None] * len(batch["input_ids"])
-        return cls(
-            nothing if needs.labels is None else _keys_where(needs.labels, row_keys(batch)),
-            {
-                layer: _keys_where(mask, row_keys(batch, mask, layer))
-                for layer, mask in needs.states.items()
-            },
-        )
+#: In the place of a layer: what is asked are label log-probs.
+LABELS = "labels"
+What = Layer | Literal["labels"]
+#: The key under which each row's answer is remembered; None where nothing is asked of it.
+Asked = dict[What, list[bytes | None]]
 
 
-def _keys_where(mask: NDArray, keys: list[bytes]) -> list[bytes | None]:
-    """The keys of the rows of which ``mask`` holds something."""
-    return [k if any_ else None for k, any_ in zip(keys, mask.any(-1), strict=True)]
+def _masks(needs: ForwardSpec) -> dict[What, NDArray]:
+    return ({} if needs.labels is None else {LABELS: needs.labels}) | needs.states
+
+
+def _asked_of(batch: Batch, needs: ForwardSpec) -> Asked:
+    asked: Asked = {}
+    for what, mask in _masks(needs).items():
+        keys = row_keys(batch) if what == LABELS else row_keys(batch, mask, what)
+        asked[what] = [k if any_ else None for k, any_ in zip(keys, mask.any(-1), strict=True)]
+    return asked
 
 
 def _cut_out(batch: Batch, needs: ForwardSpec, rows: list[int]) -> tuple[Batch, ForwardSpec]:
