@@ -18,8 +18,7 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.base import evaluating, weights_digest
-from axolotl_unlearn.reference.precompute import precompute
+from axolotl_unlearn.reference.base import evaluating, precompute, weights_digest
 from axolotl_unlearn.reference.start import adapters_off, make_reference
 from axolotl_unlearn.reference.store import RowStore
 from axolotl_unlearn.reference.teacher import Teacher, require_same_base, require_same_tokenizer

@@ -26,7 +26,7 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.engine.views import unit_counts  # noqa: E402
 from axolotl_unlearn.objectives import OBJECTIVES  # noqa: E402
-from axolotl_unlearn.reference.precompute import asks_for_logits, precompute  # noqa: E402
+from axolotl_unlearn.reference.base import asks_for_logits, precompute  # noqa: E402
 from axolotl_unlearn.reference.sharded import whole  # noqa: E402
 from axolotl_unlearn.reference.start import make_reference  # noqa: E402
 

@@ -268,7 +268,7 @@ def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
 def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     """One dataset of each role, of the entries of ``datasets`` that are on this machine; faults.
 
-    The columns are those of `axolotl_unlearn.data.table`; rows to memorise have tokens alone.
+    The columns are those of `axolotl_unlearn.data.strategy`; rows to memorise have tokens alone.
     """
     from datasets import concatenate_datasets
 

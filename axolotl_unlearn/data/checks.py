@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
@@ -21,13 +21,18 @@ from axolotl_unlearn.data.overlap import COLUMNS, CURES, check_sides, matched, n
 from axolotl_unlearn.data.records import (
     SUFFIXES,
     Record,
+    Rows,
     is_ambiguous,
     is_made_up,
-    read_records,
+    read_rows,
+    records_from_rows,
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import real
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.data.typed import Source
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -110,24 +115,31 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
     return faults
 
 
-def records_of(entry: Mapping[str, Any], data: DataArgs) -> list[Record]:
-    """The rows of an entry of ``datasets`` that is a local file, without those on a list.
+def role_rows(rows: Rows, source: str, role: str, data: DataArgs) -> list[Record] | list[Source]:
+    """Raw rows of a dataset type, without those on a list of deleted rows.
 
     Raises:
-        UnlearnError: The first fault of the file.
+        UnlearnError: The first fault of them.
     """
-    role, path = role_of(entry), entry["path"]
     if data.rows:
-        from axolotl_unlearn.data.typed import read_sources
+        from axolotl_unlearn.data.typed import sources
 
-        given: list[Any] = read_sources(path, data)
+        given: list[Any] = sources(rows, source, data)
     else:
+        # A memorisation stream repeats its rows; a forget row may have several alternatives.
         how = {"unique": role in SIDES, "kind": data.default_kind}
-        given = read_records(path, data.fields, **how)
+        given = list(records_from_rows(rows, source, data.fields, **how))
     if data.suppression and role in LEARNED:
         from axolotl_unlearn.data.suppression import allowed
 
-        given = allowed(given, data.suppression, path)
+        given = allowed(given, data.suppression, source)
+    return given
+
+
+def records_of(entry: Mapping[str, Any], data: DataArgs) -> list[Record]:
+    """`role_rows` of an entry of ``datasets`` that is a local file."""
+    path = entry["path"]
+    given = role_rows(read_rows(path), path, role_of(entry), data)
     return [one if isinstance(one, Record) else one.record for one in given]
 
 

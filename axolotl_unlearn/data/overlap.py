@@ -42,7 +42,7 @@ def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
     """Refuse tokenised rows that are to be forgotten and kept, or answered and forgotten.
 
     Args:
-        rows: Dataset with the columns of `axolotl_unlearn.data.table`.
+        rows: Dataset with the columns of `axolotl_unlearn.data.strategy`.
         paths: What the entries of the config name, for the message.
 
     Raises:

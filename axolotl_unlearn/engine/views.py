@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
-from axolotl_unlearn.config import ObjectiveArgs, Sides
+from axolotl_unlearn.config import ObjectiveArgs, ReferenceArgs, Sides
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
@@ -42,6 +42,7 @@ class Entry:
 
     Attributes:
         unit: what its sum is divided by the number of: token, row or batch.
+        source: what it is compared with; None if with no model.
     """
 
     name: str
@@ -49,10 +50,14 @@ class Entry:
     args: ObjectiveArgs
     objective: Objective
     unit: str
+    source: ReferenceArgs | None = None
 
 
-def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
-    """Name the objectives of a config; a repeated one gets its kinds, tasks or number added."""
+def make_entries(
+    pairs: list[tuple[str, ObjectiveArgs]], reference: ReferenceArgs | None = None
+) -> list[Entry]:
+    """Name the objectives of a config; a repeated one gets its kinds, tasks or number added.
+    ``reference``: of those that name none."""
     entries: list[Entry] = []
     names: set[str] = set()
     for side, args in pairs:
@@ -63,8 +68,9 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
         while name in names:
             name += "'"
         names.add(name)
-        objective = OBJECTIVES[args.objective]
-        entries.append(Entry(name, side, args, objective, objective.unit(args.parameters)))
+        own = OBJECTIVES[args.objective]
+        source = (args.reference or reference) if own.reference else None
+        entries.append(Entry(name, side, args, own, own.unit(args.parameters), source))
     return entries
 
 

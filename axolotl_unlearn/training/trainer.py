@@ -37,8 +37,8 @@ from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, real, write, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.precompute import (
+from axolotl_unlearn.reference.base import (
+    Reference,
     asks_for_logits,
     precompute,
     require_same_sizes,
@@ -51,7 +51,7 @@ from axolotl_unlearn.reference.start import (
     make_reference,
 )
 from axolotl_unlearn.reference.teacher import Teacher
-from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
+from axolotl_unlearn.training.extensions import Extension, Run, make_extensions
 from axolotl_unlearn.training.phases import (
     Phase,
     make_phases,
@@ -245,10 +245,7 @@ class UnlearnTrainer(AxolotlTrainer):
     ) -> None:
         """A reference about all rows; ``wrapped``: the policy in its wrappers, if in parts."""
         # By phase, since what is asked about a row is the union over the entries of a step.
-        asking = [
-            [e for e in phase.entries if source_of(e, self.unlearn_args) == source]
-            for phase in self.phases
-        ]
+        asking = [[e for e in phase.entries if e.source == source] for phase in self.phases]
         several = isinstance(self.eval_dataset, dict)
         sets = [
             self.train_dataset,
@@ -342,7 +339,7 @@ class UnlearnTrainer(AxolotlTrainer):
     def _keep_answers(self, resumed: Path | None) -> None:
         """In files beside the run; ``resumed``: where `_save_checkpoint` wrote how many it had."""
         seen = {
-            source_of(entry, self.unlearn_args)
+            entry.source
             for phase in self.phases
             for entry in phase.entries
             if entry.objective.sees in ("distributions", "hidden")
@@ -562,8 +559,7 @@ class UnlearnTrainer(AxolotlTrainer):
     ) -> StepLoss:
         references: dict[str, Any] = {}  # what answers as a `Reference` does
         for entry in entries:
-            source = source_of(entry, self.unlearn_args)
-            answers = None if source is None else self.references[source]
+            answers = None if entry.source is None else self.references[entry.source]
             for one in self.extensions:
                 answers = one.on_compared(entry, answers)
             references[entry.name] = answers
@@ -588,17 +584,10 @@ class UnlearnTrainer(AxolotlTrainer):
         return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
 
     def _rows_of(self, phase: Phase, batch: Batch) -> Batch:
-        """The rows that the objectives are for; each role must have some."""
+        """The rows that the objectives are for."""
         roles = batch.on_host("role")
         if (roles == NOBODYS).all():  # it fills the epoch's last batch of some process
             return batch
-        for role in phase.roles:
-            if ROLES[role] not in roles:
-                raise UnlearnError(
-                    f"a batch came without {role} rows although an objective needs them: "
-                    f"add a dataset of type axolotl_unlearn.data.{role}"
-                    + (" and pairing.retain_per_forget > 0." if role == "retain" else ".")
-                )
         kept = np.isin(roles, [ROLES[role] for role in phase.roles])
         return batch if kept.all() else batch.rows(kept)
 
