@@ -11,8 +11,7 @@ import yaml
 from click.testing import CliRunner
 from fault_codes import fails
 
-from axolotl_unlearn.checks.config import level_notes
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.checks.config import setting_notes
 from axolotl_unlearn.data.checks import check_records
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
@@ -251,8 +250,8 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         torch.testing.assert_close(half, (first + last) / 2, rtol=1e-4, atol=1e-5)
     block = said["unlearn"] | {"heldout": str(files["retain"])}
     for original_ in (block.pop("original"), None):
-        args = parse_unlearn(block | ({"original": original_} if original_ else {}))
-        notes = level_notes(said, args)
+        args = block | ({"original": original_} if original_ else {})
+        notes = setting_notes(said | {"unlearn": args})
         assert any("halfway to the teacher" in note for note in notes) == (original_ is None)
     rows = [json.loads(line) for line in files["forget"].read_text().splitlines()]
     texts = Texts.of([f"{row['input']} {row['output']}" for row in rows])

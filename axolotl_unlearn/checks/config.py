@@ -269,7 +269,11 @@ def setting_notes(cfg: dict) -> list[str]:
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
+    halfway = args and args.teacher and not args.original and os.path.isfile(Path(name, START))
     return told(
+        (halfway,
+         f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
+         "the model before it as `unlearn.original`."),
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
@@ -331,16 +335,6 @@ def _every(cfg: dict, what: str) -> float:
     often = cfg.get(f"{what}s_per_epoch")
     share = 1 / (often * float(cfg.get("num_epochs") or 1)) if often else 1
     return share if share < 1 else cfg.get(f"{what}_steps") or 0
-
-
-def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What a run towards a level holds retained rows to."""
-    start = Path(str(cfg.get("base_model"))) / START
-    return told(
-        (args.teacher and args.original is None and os.path.isfile(start),
-         f"retained rows are held to `base_model: {cfg.get('base_model')}`, the start halfway to "
-         "the teacher: name the model before it as `unlearn.original`."),
-    )  # fmt: skip
 
 
 def run_notes(

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults, level_notes, setting_notes, untrainable
+from axolotl_unlearn.checks.config import config_faults, setting_notes, untrainable
 from axolotl_unlearn.config import ObjectiveArgs, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_records, role_of
@@ -132,7 +132,6 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
             lines.append(f"phase {number}{_keys(phase, 'forget', 'retain')}:")
         lines += [_line(side, entry, counts) for side, entry in phase.entries()]
     notes = [*axolotl_options.noted(cfg).values(), *counts.notes(args), *setting_notes(cfg)]
-    notes += level_notes(cfg, args)
     return lines + [f"  note: {note}" for note in notes]
 
 

@@ -110,24 +110,28 @@ def _check_parameters(entry: BaseModel, what: str, known: Mapping[str, inspect.P
         entry.model_extra[key] = getattr(validated, key)
 
 
-class ExtensionArgs(BaseModel):
+class Open(BaseModel):
+    """Further keys are parameters of what an entry names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its own parameters, validated."""
+        return dict(self.model_extra or {})
+
+
+class ExtensionArgs(Open):
     """One entry of ``extensions:``: a module of yours or of `research.methods`, and its settings.
 
     Every further key is a keyword argument of the class. The module is imported when the config is
     read, so it may register objectives; it has to be on Python's path (``PYTHONPATH``).
     """
 
-    model_config = ConfigDict(extra="allow")
-
     extension: str = Field(
         description="`module:Class` of a `training.extensions.Extension`, or `module` for its "
         "objectives alone"
     )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The extension's own settings, validated."""
-        return dict(self.model_extra or {})
 
     @property
     def kind(self) -> Callable[..., Any] | None:
@@ -177,14 +181,12 @@ def find_extension(name: str) -> Callable[..., Any] | None:
     return kind
 
 
-class ObjectiveArgs(BaseModel):
+class ObjectiveArgs(Open):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
     Every further key is a parameter of the objective (``beta``, ``reduction``, ``direction`` ...),
     checked against the signature of the function in `axolotl_unlearn.objectives`.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     objective: str = Field(description="name in the registry; see `axolotl-unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
@@ -212,11 +214,6 @@ class ObjectiveArgs(BaseModel):
         """Whether rows of this kind and task number count for this entry."""
         of_kind = self.kinds is None or kind in self.kinds
         return of_kind and (self.tasks is None or task in map(task_number, self.tasks))
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The objective's own parameters, validated."""
-        return dict(self.model_extra or {})
 
     def parameter(self, name: str) -> Any:
         """One of them, or its default."""
