@@ -238,6 +238,9 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             if OBJECTIVES[name].against_heldout
         ]
     return faults + told(
+        (not args.retain,
+         "`unlearn.level` looks at retained rows too, and there are none: add an objective under "
+         "`unlearn.retain`, and its rows."),
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
         (not os.path.isfile(level.heldout),
