@@ -550,8 +550,6 @@ def parse_unlearn(block: Any) -> UnlearnArgs:
     """
     if isinstance(block, UnlearnArgs):
         return block
-    if isinstance(block, BaseModel):
-        block = block.model_dump(exclude_unset=True)
     if not isinstance(block, dict):
         raise UnlearnError(
             "`unlearn:` must be a block of keys such as `forget:` and `retain:`, "

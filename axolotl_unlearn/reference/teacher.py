@@ -33,15 +33,20 @@ class Teacher(Reference):
 
     Args:
         path: folder or hub name; ``adapter``: a LoRA folder to put on it.
+        device: the policy's, which may still be on none; default: where it is.
         options: keyword arguments of ``from_pretrained``, e.g. ``trust_remote_code``.
     """
 
     def __init__(
-        self, path: str, adapter: str | None = None, plan: ChunkPlan = DEFAULT_PLAN, **options: Any
+        self,
+        path: str,
+        adapter: str | None = None,
+        plan: ChunkPlan = DEFAULT_PLAN,
+        device: torch.device | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(plan, remember_hidden=True)
-        self.path, self.adapter, self.options = path, adapter, options
-        self.device: torch.device | None = None  # the policy's
+        self.path, self.adapter, self.device, self.options = path, adapter, device, options
         self._open: nn.Module | None = None
         self._logits: Head | None = None
 

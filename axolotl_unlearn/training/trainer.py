@@ -169,7 +169,11 @@ class UnlearnTrainer(AxolotlTrainer):
     def _make_reference(self, source: ReferenceArgs) -> Reference:
         if source.is_teacher:
             return Teacher(
-                source.model or self.axolotl_cfg.base_model, source.adapter, self.chunk_plan
+                source.model or self.axolotl_cfg.base_model,
+                source.adapter,
+                self.chunk_plan,
+                self.args.device,
+                trust_remote_code=bool(self.axolotl_cfg.trust_remote_code),
             )
         changes = adapter_changes_model(self.model)
         if self.args.world_size > 1:  # the first process alone may have the weights
@@ -246,15 +250,8 @@ class UnlearnTrainer(AxolotlTrainer):
         """A reference about all rows; ``wrapped``: the policy in its wrappers, if in parts."""
         # By phase, since what is asked about a row is the union over the entries of a step.
         asking = [[e for e in phase.entries if e.source == source] for phase in self.phases]
-        several = isinstance(self.eval_dataset, dict)
-        sets = [
-            self.train_dataset,
-            *(self.eval_dataset.values() if several else [self.eval_dataset]),
-        ]
-        sets += [one.also_asked for one in self.extensions]
-        if source.is_teacher:
-            reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
-            reference.device = self.args.device  # the policy may still be on none
+        sets = [self.train_dataset, self.eval_dataset, *(x.also_asked for x in self.extensions)]
+        sets = [rows for rows in sets if rows is not None]
         out, part = Path(self.args.output_dir), self.args.process_index
         by_logits = any(map(asks_for_logits, asking))
         by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
@@ -263,9 +260,7 @@ class UnlearnTrainer(AxolotlTrainer):
             if not self.unlearn_args.padding_free:
                 refuse_packing(model)
             for entries in filter(None, asking):
-                batches, total = self._all_rows(
-                    [s for s in sets if s is not None], wrapped is not None
-                )
+                batches, total = self._all_rows(sets, wrapped is not None)
                 precompute(
                     reference,
                     wrapped or model,
@@ -429,11 +424,8 @@ class UnlearnTrainer(AxolotlTrainer):
             is_training=True,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
-        if isinstance(eval_dataset, str):
-            rows = self.eval_dataset[eval_dataset]
-        else:
-            rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
         return self._get_dataloader(
             dataset=self._pairs(rows, training=False),
             description="Evaluation",
