@@ -64,7 +64,7 @@ def third_step(model, batch, entries, folder, sharded):
             "auto", model, starting_adapter=False, plan=ChunkPlan(), sharded=True
         )
         reference.load_start(Path(folder, "start"), torch.device("cpu"), dist.get_rank())
-        assert reference._logp.path == start._logp.path
+        assert reference._known.path == start._known.path
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.02)
     given = {"reference": reference, "counts": counts, "scale": 2 if sharded else 1}

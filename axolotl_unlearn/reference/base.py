@@ -53,46 +53,37 @@ class Reference:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed
-        self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
-        self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
+        self._known: MutableMapping[bytes, Tensor] | RowStore = {}
 
     def keep_in(self, folder: Path, part: int = 0) -> None:
         """Remember in files of this folder instead of in memory, and know what they hold."""
-        self._logp = RowStore(folder, "logp", part)
-        self._hidden = RowStore(folder, "hidden", part)
+        self._known = RowStore(folder, "answers", part)
 
-    def keep_for_run(
-        self, folder: Path, gib: float, part: int = 0, known: Mapping[str, int] | None = None
-    ) -> None:
-        """Remember in files of one run, hidden states up to so many GiB (0: not at all).
+    def keep_for_run(self, folder: Path, gib: float, part: int = 0, known: int = 0) -> None:
+        """Remember in a file of one run, hidden states up to so many GiB (0: not at all).
 
-        Another run's are deleted but for the first ``known`` (`counts`) of a checkpoint: computed
+        Another run's are deleted but for the first ``known`` (`count`) of a checkpoint: computed
         again in other batches they would differ in their last bits.
         """
-        self._logp = RowStore(folder, "logp", part, alone=True)
-        if gib:
-            self.remember_hidden = True
-            self._hidden = RowStore(folder, "states", part, alone=True, limit=gib * 2**30)
-        for store in self._on_disk():
-            store.keep(count := (known or {}).get(store.path.stem, 0))
-            if len(store) < count:
-                LOG.warning(
-                    "%s holds %d of the %d answers that the checkpoint counts; the others are "
-                    "computed again, and the last bits of the weights may differ.",
-                    store.path, len(store), count,
-                )  # fmt: skip
+        self.remember_hidden |= gib > 0
+        self._known = RowStore(folder, "answers", part, alone=True, limit=gib * 2**30)
+        self._known.keep(known)
+        if self.count < known:
+            LOG.warning(
+                "%s holds %d of the %d answers that the checkpoint counts; the others are computed "
+                "again, and the last bits of the weights may differ.",
+                self._known.path, self.count, known,
+            )  # fmt: skip
 
-    def counts(self) -> dict[str, int]:
-        """How many answers each file has."""
-        return {store.path.stem: len(store) for store in self._on_disk()}
+    @property
+    def count(self) -> int:
+        """Answers that are known."""
+        return len(self._known)
 
     def refresh(self) -> None:
-        """Flush this process's files and read those of all."""
-        for store in self._on_disk():
-            store.refresh()
-
-    def _on_disk(self) -> list[RowStore]:
-        return [one for one in (self._logp, self._hidden) if not isinstance(one, dict)]
+        """Flush this process's file and read those of all."""
+        if isinstance(self._known, RowStore):
+            self._known.refresh()
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Give up the means to compute more; a row that is not known is an error from now on."""
@@ -140,14 +131,10 @@ class Reference:
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
         return self._answer(unwrapped, batch, needs, asked, fresh)
 
-    def _store(self, what: What) -> MutableMapping[bytes, Tensor] | RowStore:
-        return self._logp if what == LABELS else self._hidden
-
     def _unknown(self, asked: Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
         """Rows of which something must be computed."""
         unknown = [
-            [key is not None and key not in self._store(what) for key in keys]
-            for what, keys in asked.items()
+            [key is not None and key not in self._known for key in keys] for keys in asked.values()
         ]
         rows = [i for i, row in enumerate(zip(*unknown, strict=True)) if any(row)]
         if self.complete:
@@ -191,9 +178,9 @@ class Reference:
             if what in copied:
                 for key, own in zip(keys[what], copied[what].split(lengths), strict=True):
                     if key is not None:
-                        self._store(what)[key] = own
-        for store in self._on_disk():
-            store.flush()
+                        self._known[key] = own
+        if isinstance(self._known, RowStore):
+            self._known.flush()
         return fresh
 
     def _answer(
@@ -210,12 +197,12 @@ class Reference:
         where = label_positions(batch)
         for i, key in enumerate(asked.get(LABELS, ())):
             if key is not None:
-                known[i, where[i]] = self._logp[key].numpy()
+                known[i, where[i]] = self._known[key].numpy()
         logp = to_device(known, device)
         states = {}
         for layer, mask in needs.states.items():
             told = [k for k in asked[layer] if k is not None]
-            told = [fresh[k] if k in fresh else self._hidden[k] for k in told]
+            told = [fresh[k] if k in fresh else self._known[k] for k in told]
             states[layer] = States(_joined(told, device) if told else logp.new_zeros(0), mask)
         at_head = HEAD in states and len(states[HEAD].values)
         logits = self.logits(unwrapped) if at_head else None

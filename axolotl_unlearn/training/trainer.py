@@ -314,7 +314,7 @@ class UnlearnTrainer(AxolotlTrainer):
         for number, reference in enumerate(self.references.values()):
             if not reference.complete:
                 name = f"reference-{number}-{self.args.process_index}.json"
-                write_json(folder / name, reference.counts())
+                write_json(folder / name, reference.count)
         for one in self.extensions:
             one.on_checkpoint(out, folder)
         if self.is_world_process_zero():
@@ -345,7 +345,7 @@ class UnlearnTrainer(AxolotlTrainer):
                 continue
             gib = math.inf if source.mode == "cached" else self.unlearn_args.reference_gib
             own = declare(out, out / "reference", "log-probs", folder=True) / f"run-{number}"
-            known = {}
+            known = 0
             if resumed and (counts := resumed / f"reference-{number}-{part}.json").is_file():
                 known = json.loads(counts.read_text("utf-8"))
                 if resumed.parents[1].resolve() != out.resolve():
