@@ -559,22 +559,14 @@ def prepare_data(cfg: dict, given: Mapping[str, Any]) -> None:
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))
-    _keep_together(cfg)
+    if any(role_of(one) for key in KEYS for one in cfg.get(key) or []):
+        import datasets
 
-
-def _keep_together(cfg: dict) -> None:
-    """Everything that reading the data leaves on disk lies in one private folder, which is listed.
-
-    Hugging Face ``datasets`` would put a copy of the texts into the cache of the home folder.
-    """
-    import datasets
-
-    folder = Path(cfg["dataset_prepared_path"])
-    if not any(role_of(one) for key in KEYS for one in cfg.get(key) or []):
-        return
-    out = cfg.get("output_dir") or "model-out"
-    declare(out, folder, "tokens", folder=True)
-    datasets.config.HF_DATASETS_CACHE = folder / "cache"
+        # What reading the data leaves on disk lies in one private folder, which is listed: Hugging
+        # Face ``datasets`` would put a copy of the texts into the cache of the home folder.
+        folder = Path(cfg["dataset_prepared_path"])
+        declare(cfg.get("output_dir") or "model-out", folder, "tokens", folder=True)
+        datasets.config.HF_DATASETS_CACHE = folder / "cache"
 
 
 def _cpu_settings(cfg: dict[str, Any]) -> None:

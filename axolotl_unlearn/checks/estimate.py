@@ -279,7 +279,7 @@ def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], lis
     logging.disable(max(before, logging.INFO))  # Axolotl tells each template
     for entry in cfg.get(KEYS[0]) or []:
         role = role_of(entry)
-        if role not in parts or not _is_here(entry):
+        if role not in parts or not (os.path.exists(entry["path"]) or entry.get("data_files")):
             continue
         try:
             strategy = load_strategy(role, tokenizer, cfg, entry)
@@ -323,10 +323,6 @@ def teacher_faults(cfg: dict[str, Any], tokenizer: Any) -> list[str]:
             except UnlearnError as error:
                 faults.append(str(error))
     return faults
-
-
-def _is_here(entry: dict[str, Any]) -> bool:
-    return os.path.exists(entry["path"]) or bool(entry.get("data_files"))
 
 
 @contextmanager
