@@ -176,14 +176,3 @@ class ForwardSpec:
         """Whether the forward must go on to the LM head."""
         at_head = (self.labels, self.logged, self.moments, self.profiles, self.states.get(HEAD))
         return bool(self.valuations) or any(mask is not None for mask in at_head)
-
-    @property
-    def masks(self) -> list[NDArray]:
-        """All masks."""
-        own = (getattr(self, name) for name in self.MASKS)
-        valued = [valuation.positions for valuation in self.valuations]
-        return [*(mask for mask in own if mask is not None), *valued, *self.states.values()]
-
-    def anything(self) -> bool:
-        """Whether any position is asked about."""
-        return any(mask.any() for mask in self.masks)

@@ -129,7 +129,21 @@ class Reference:
         asked = _asked_of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
-        return self._answer(unwrapped, batch, needs, asked, fresh)
+        device = batch.device
+        known = np.zeros(batch["labels"].shape, dtype=np.float32)
+        where = label_positions(batch)
+        for i, key in enumerate(asked.get(LABELS, ())):
+            if key is not None:
+                known[i, where[i]] = self._known[key].numpy()
+        logp = to_device(known, device)
+        states = {}
+        for layer, mask in needs.states.items():
+            told = [k for k in asked[layer] if k is not None]
+            told = [fresh[k] if k in fresh else self._known[k] for k in told]
+            states[layer] = States(_joined(told, device) if told else logp.new_zeros(0), mask)
+        at_head = HEAD in states and len(states[HEAD].values)
+        logits = self.logits(unwrapped) if at_head else None
+        return ForwardResult(logp, states, logits=logits, known=known)
 
     def _unknown(self, asked: Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
         """Rows of which something must be computed."""
@@ -182,31 +196,6 @@ class Reference:
         if isinstance(self._known, RowStore):
             self._known.flush()
         return fresh
-
-    def _answer(
-        self,
-        unwrapped: nn.Module,
-        batch: Batch,
-        needs: ForwardSpec,
-        asked: Asked,
-        fresh: dict[bytes | None, Tensor],
-    ) -> ForwardResult:
-        """What is known of the batch, put together."""
-        device = batch.device
-        known = np.zeros(batch["labels"].shape, dtype=np.float32)
-        where = label_positions(batch)
-        for i, key in enumerate(asked.get(LABELS, ())):
-            if key is not None:
-                known[i, where[i]] = self._known[key].numpy()
-        logp = to_device(known, device)
-        states = {}
-        for layer, mask in needs.states.items():
-            told = [k for k in asked[layer] if k is not None]
-            told = [fresh[k] if k in fresh else self._known[k] for k in told]
-            states[layer] = States(_joined(told, device) if told else logp.new_zeros(0), mask)
-        at_head = HEAD in states and len(states[HEAD].values)
-        logits = self.logits(unwrapped) if at_head else None
-        return ForwardResult(logp, states, logits=logits, known=known)
 
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
@@ -377,8 +366,7 @@ def precompute(
     for batch in track(batches, "reference", total=total, transient=True, disable=not progress):
         views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
         needs = together(view.of_reference() for view in views)
-        if needs.anything() or sharded:  # all processes, whatever their rows are
-            reference.look_up(model, unwrapped, batch, needs)
+        reference.look_up(model, unwrapped, batch, needs)
     for module in unwrapped.modules() if sharded else ():
         if hasattr(module, "reshard"):  # FSDP2 leaves the root gathered until a backward
             module.reshard()
