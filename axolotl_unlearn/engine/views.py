@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +23,7 @@ from axolotl_unlearn.config import ObjectiveArgs, ReferenceArgs, Sides
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
+    Entry,
     ForwardResult,
     ForwardSpec,
     HeadLoss,
@@ -33,24 +33,7 @@ from axolotl_unlearn.engine.needs import (
     label_positions,
 )
 from axolotl_unlearn.metrics.learned import token_features
-from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight.
-
-    Attributes:
-        unit: what its sum is divided by the number of: token, row or batch.
-        source: what it is compared with; None if with no model.
-    """
-
-    name: str
-    side: str
-    args: ObjectiveArgs
-    objective: Objective
-    unit: str
-    source: ReferenceArgs | None = None
+from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Terms
 
 
 def make_entries(
@@ -138,14 +121,6 @@ class View(ABC):
         """Whether the objective compares with a reference."""
         return self.entry.objective.reference
 
-    def valuation(self, factor: Tensor, **more: Any) -> HeadLoss:
-        """This entry as something to be evaluated where the logits are formed."""
-        entry = self.entry
-        return HeadLoss(
-            entry.name, entry.side, entry.objective, entry.args.parameters, self.positions, factor,
-            **more,
-        )  # fmt: skip
-
     @abstractmethod
     def of_reference(self) -> ForwardSpec:
         """What it needs of the reference, if it compares with one."""
@@ -183,7 +158,8 @@ class Labels(View):
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         if self.weighed_at_head:
-            return ForwardSpec(valuations=(self.valuation(factor, slope=self.slope),))
+            own = HeadLoss(self.entry, self.positions, factor, slope=self.slope)
+            return ForwardSpec(valuations=(own,))
         return ForwardSpec(labels=self.positions)
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
@@ -226,7 +202,7 @@ class Distributions(View):
         return ForwardSpec(states={HEAD: self.positions})
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
-        return ForwardSpec(valuations=(self.valuation(factor, reference=reference),))
+        return ForwardSpec(valuations=(HeadLoss(self.entry, self.positions, factor, reference),))
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         values = policy.values[self.entry.name]
