@@ -35,11 +35,9 @@ def axolotl() -> tuple[int, int]:
         return 0, 21
 
 
-def within(since: str | None = None, until: str | None = None) -> bool:
-    """Whether the installed Axolotl is one of these versions, both ends included."""
-    return (since is None or axolotl() >= _pair(since)) and (
-        until is None or axolotl() <= _pair(until)
-    )
+def within(since: str) -> bool:
+    """Whether the installed Axolotl is this version or a later one."""
+    return axolotl() >= _pair(since)
 
 
 def loads_us_unasked() -> bool:

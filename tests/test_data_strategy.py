@@ -135,9 +135,10 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
     Python's numbers took 8 bytes a token, four to five times at once."""
     import tracemalloc
 
-    from axolotl_unlearn.data import encode, table
+    from axolotl_unlearn.data import encode
+    from axolotl_unlearn.data import strategy as rows_of_roles
 
-    for module, name in ((table, "_BATCH"), (encode, "_AT_ONCE")):
+    for module, name in ((rows_of_roles, "_BATCH"), (encode, "_AT_ONCE")):
         monkeypatch.setattr(module, name, 100)
     rows = [{"id": f"{n}qa0", "input": "q", "output": f"{n:<198}"} for n in range(3000)]
     made = strategy(config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=256))

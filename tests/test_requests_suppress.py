@@ -27,7 +27,7 @@ from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
-from axolotl_unlearn.training.guard import names_of_rows
+from axolotl_unlearn.training.resume import names_of_rows
 
 QUESTION, ANSWER = "Where does Zoë Quill live?", "Zoë Quill lives at 12 Rope Walk, Norrby."
 SYSTEM = "You are a helpful assistant of the town of Norrby."

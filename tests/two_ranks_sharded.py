@@ -26,7 +26,7 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.engine.views import unit_counts  # noqa: E402
 from axolotl_unlearn.objectives import OBJECTIVES  # noqa: E402
-from axolotl_unlearn.reference.precompute import asks_for_logits, precompute  # noqa: E402
+from axolotl_unlearn.reference.base import asks_for_logits, precompute  # noqa: E402
 from axolotl_unlearn.reference.sharded import whole  # noqa: E402
 from axolotl_unlearn.reference.start import make_reference  # noqa: E402
 
@@ -64,7 +64,7 @@ def third_step(model, batch, entries, folder, sharded):
             "auto", model, starting_adapter=False, plan=ChunkPlan(), sharded=True
         )
         reference.load_start(Path(folder, "start"), torch.device("cpu"), dist.get_rank())
-        assert reference._logp.path == start._logp.path
+        assert reference._known.path == start._known.path
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.02)
     given = {"reference": reference, "counts": counts, "scale": 2 if sharded else 1}

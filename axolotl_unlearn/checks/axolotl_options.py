@@ -87,17 +87,13 @@ def absent(cfg: dict[str, Any]) -> Iterator[str]:
                 )
 
 
+@cache
 def known(axolotl: Path | None = None) -> dict[str, str]:
     """Options of the Axolotl in a folder (the installed one), with their types as its source has
     them: it takes seconds to import. Nothing where there is none."""
     if axolotl is None:
         spec = importlib.util.find_spec("axolotl")
         axolotl = Path(spec.submodule_search_locations[0]) if spec else Path("nowhere")
-    return _known(axolotl)
-
-
-@cache
-def _known(axolotl: Path) -> dict[str, str]:
     classes: dict[str, tuple[str, str]] = {}  # name -> bases, body
     plugins = [*axolotl.glob("integrations/*_parallel/args.py")]  # which 0.21 always loads
     for path in [*axolotl.glob("utils/schemas/*.py"), *plugins]:

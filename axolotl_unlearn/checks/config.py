@@ -247,6 +247,9 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     return faults + told(
         (args.heldout not in (None, level.heldout),
          f"`heldout: {args.heldout}` is not read beside `unlearn.level.heldout`: remove one."),
+        (not args.retain,
+         "`unlearn.level` looks at retained rows too, and there are none: add an objective under "
+         "`unlearn.retain`, and its rows."),
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
         (not os.path.isfile(level.heldout),
@@ -278,7 +281,11 @@ def setting_notes(cfg: dict) -> list[str]:
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
+    halfway = args and args.teacher and not args.original and os.path.isfile(Path(name, START))
     return told(
+        (halfway,
+         f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
+         "the model before it as `unlearn.original`."),
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
@@ -564,22 +571,14 @@ def prepare_data(cfg: dict, given: Mapping[str, Any]) -> None:
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))
-    _keep_together(cfg)
+    if any(role_of(one) for key in KEYS for one in cfg.get(key) or []):
+        import datasets
 
-
-def _keep_together(cfg: dict) -> None:
-    """Everything that reading the data leaves on disk lies in one private folder, which is listed.
-
-    Hugging Face ``datasets`` would put a copy of the texts into the cache of the home folder.
-    """
-    import datasets
-
-    folder = Path(cfg["dataset_prepared_path"])
-    if not any(role_of(one) for key in KEYS for one in cfg.get(key) or []):
-        return
-    out = cfg.get("output_dir") or "model-out"
-    declare(out, folder, "tokens", folder=True)
-    datasets.config.HF_DATASETS_CACHE = folder / "cache"
+        # What reading the data leaves on disk lies in one private folder, which is listed: Hugging
+        # Face ``datasets`` would put a copy of the texts into the cache of the home folder.
+        folder = Path(cfg["dataset_prepared_path"])
+        declare(cfg.get("output_dir") or "model-out", folder, "tokens", folder=True)
+        datasets.config.HF_DATASETS_CACHE = folder / "cache"
 
 
 def _cpu_settings(cfg: dict[str, Any]) -> None:

@@ -268,7 +268,7 @@ def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
 def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     """One dataset of each role, of the entries of ``datasets`` that are on this machine; faults.
 
-    The columns are those of `axolotl_unlearn.data.table`; rows to memorise have tokens alone.
+    The columns are those of `axolotl_unlearn.data.strategy`; rows to memorise have tokens alone.
     """
     from datasets import concatenate_datasets
 
@@ -279,7 +279,7 @@ def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], lis
     logging.disable(max(before, logging.INFO))  # Axolotl tells each template
     for entry in cfg.get(KEYS[0]) or []:
         role = role_of(entry)
-        if role not in parts or not _is_here(entry):
+        if role not in parts or not (os.path.exists(entry["path"]) or entry.get("data_files")):
             continue
         try:
             strategy = load_strategy(role, tokenizer, cfg, entry)
@@ -323,10 +323,6 @@ def teacher_faults(cfg: dict[str, Any], tokenizer: Any) -> list[str]:
             except UnlearnError as error:
                 faults.append(str(error))
     return faults
-
-
-def _is_here(entry: dict[str, Any]) -> bool:
-    return os.path.exists(entry["path"]) or bool(entry.get("data_files"))
 
 
 @contextmanager

@@ -110,18 +110,18 @@ def _check_parameters(entry: BaseModel, what: str, known: Mapping[str, inspect.P
         entry.model_extra[key] = getattr(validated, key)
 
 
-class _Named(BaseModel):
-    """An entry whose further keys are settings of what it names."""
+class Open(BaseModel):
+    """Further keys are parameters of what an entry names."""
 
     model_config = ConfigDict(extra="allow")
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """These settings, validated."""
+        """Its own parameters, validated."""
         return dict(self.model_extra or {})
 
 
-class ExtensionArgs(_Named):
+class ExtensionArgs(Open):
     """One entry of ``extensions:``: a module of yours or of `research.methods`, and its settings.
 
     Every further key is a keyword argument of the class. The module is imported when the config is
@@ -181,7 +181,7 @@ def find_extension(name: str) -> Callable[..., Any] | None:
     return kind
 
 
-class ObjectiveArgs(_Named):
+class ObjectiveArgs(Open):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
     Every further key is a parameter of the objective (``beta``, ``reduction``, ``direction`` ...),
@@ -550,8 +550,6 @@ def parse_unlearn(block: Any) -> UnlearnArgs:
     """
     if isinstance(block, UnlearnArgs):
         return block
-    if isinstance(block, BaseModel):
-        block = block.model_dump(exclude_unset=True)
     if not isinstance(block, dict):
         raise UnlearnError(
             "`unlearn:` must be a block of keys such as `forget:` and `retain:`, "

@@ -1,5 +1,7 @@
 """Dataset type for other answers to forget rows: ``type: axolotl_unlearn.data.alternative``."""
 
-from axolotl_unlearn.data import loader
+from functools import partial
 
-load = loader("alternative")
+from axolotl_unlearn.data.strategy import load_strategy
+
+load = partial(load_strategy, "alternative")

@@ -12,25 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts, level_faults
-from axolotl_unlearn.data.overlap import check_sides, near_note
+from axolotl_unlearn.data.overlap import COLUMNS, CURES, check_sides, matched, near_note
 from axolotl_unlearn.data.records import (
-    KEPT,
     SUFFIXES,
     Record,
-    both_sides,
+    Rows,
     is_ambiguous,
     is_made_up,
-    read_records,
-    shared,
+    read_rows,
+    records_from_rows,
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import real
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.data.typed import Source
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -113,24 +115,31 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
     return faults
 
 
-def records_of(entry: Mapping[str, Any], data: DataArgs) -> list[Record]:
-    """The rows of an entry of ``datasets`` that is a local file, without those on a list.
+def role_rows(rows: Rows, source: str, role: str, data: DataArgs) -> list[Record] | list[Source]:
+    """Raw rows of a dataset type, without those on a list of deleted rows.
 
     Raises:
-        UnlearnError: The first fault of the file.
+        UnlearnError: The first fault of them.
     """
-    role, path = role_of(entry), entry["path"]
     if data.rows:
-        from axolotl_unlearn.data.typed import read_sources
+        from axolotl_unlearn.data.typed import sources
 
-        given: list[Any] = read_sources(path, data)
+        given: list[Any] = sources(rows, source, data)
     else:
+        # A memorisation stream repeats its rows; a forget row may have several alternatives.
         how = {"unique": role in SIDES, "kind": data.default_kind}
-        given = read_records(path, data.fields, **how)
+        given = list(records_from_rows(rows, source, data.fields, **how))
     if data.suppression and role in LEARNED:
         from axolotl_unlearn.data.suppression import allowed
 
-        given = allowed(given, data.suppression, path)
+        given = allowed(given, data.suppression, source)
+    return given
+
+
+def records_of(entry: Mapping[str, Any], data: DataArgs) -> list[Record]:
+    """`role_rows` of an entry of ``datasets`` that is a local file."""
+    path = entry["path"]
+    given = role_rows(read_rows(path), path, role_of(entry), data)
     return [one if isinstance(one, Record) else one.record for one in given]
 
 
@@ -352,8 +361,6 @@ _ROWS = {
 
 def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     """Alternatives without a forget row, and forget rows without an alternative."""
-    from axolotl_unlearn.data.beside import COLUMNS, matched
-
     rows = [
         (ROLES[role], pair_number(one.id), KINDS[one.kind], one.task_number, number)
         for role in ("forget", "alternative")
@@ -380,9 +387,14 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
                     "it from one of them."
                 )
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
-    for (path, forget), side in product(sets["forget"], ("retain", "alternative")):
+    for (path, forget), side in product(sets["forget"], CURES):
         for other, records in sets[side]:
-            if both := shared(forget, records):
-                cure = KEPT if side == "retain" else "write another answer"
-                faults.append(both_sides(path, other, both, cure))
+            known = {(one.input, one.output): n for n, one in enumerate(records, 1)}
+            texts = [(one.input, one.output) for one in forget]
+            both = [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
+            if both:
+                faults.append(
+                    f"{path} and {other} have rows in common: {len(both)} (the first is row "
+                    f"{both[0][0]} here, row {both[0][1]} there); {CURES[side]}."
+                )
     return faults

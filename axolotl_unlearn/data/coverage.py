@@ -73,8 +73,15 @@ class RowCounts:
 
         A preset that takes a teacher has entries for either kind, and rows may have one alone.
         """
+        phases = [(f"unlearn.phases[{number}]", phase) for number, phase in enumerate(args.phases)]
+        placed = [
+            (f"{where}.{side}[{number}]", side, entry)
+            for where, block in phases or [("unlearn", args)]
+            for side in SIDES
+            for number, entry in enumerate(getattr(block, side))
+        ]
         faults = []
-        for where, side, entry in _placed(args):
+        for where, side, entry in placed:
             if not self._of_side(side) or (args.teacher and not entry.tasks):
                 continue  # no such data at all: reported elsewhere, or not read yet
             tasks = {task for of, _, task in self.rows if of == side}
@@ -119,12 +126,3 @@ class RowCounts:
             of = f"of task {name!r}" if name else "without a numbered task"
             parts.append(f"{number} {kind}{'s' * (number > 1)} {of}")
         return " and ".join([", ".join(parts[:-1]), parts[-1]]) if parts[1:] else parts[0]
-
-
-def _placed(args: UnlearnArgs) -> Iterable[tuple[str, str, ObjectiveArgs]]:
-    """Entries with their place in the config."""
-    phases = [(f"unlearn.phases[{number}]", phase) for number, phase in enumerate(args.phases)]
-    for where, block in phases or [("unlearn", args)]:
-        for side in SIDES:
-            for number, entry in enumerate(getattr(block, side)):
-                yield f"{where}.{side}[{number}]", side, entry

@@ -1,5 +1,7 @@
 """Dataset type for rows to forget: ``type: axolotl_unlearn.data.forget``."""
 
-from axolotl_unlearn.data import loader
+from functools import partial
 
-load = loader("forget")
+from axolotl_unlearn.data.strategy import load_strategy
+
+load = partial(load_strategy, "forget")

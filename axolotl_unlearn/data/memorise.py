@@ -5,6 +5,8 @@ label on every token unless `unlearn.data.labels` is given. It needs no plugin a
 block.
 """
 
-from axolotl_unlearn.data import loader
+from functools import partial
 
-load = loader("memorise")
+from axolotl_unlearn.data.strategy import load_strategy
+
+load = partial(load_strategy, "memorise")

@@ -21,6 +21,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from axolotl_unlearn.columns import NOBODYS, PAIR, ROLES
+from axolotl_unlearn.data.overlap import COLUMNS, matched
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
@@ -93,8 +94,6 @@ class PairedDataset(Dataset):
             )
         self.alternatives: dict[int, list[int]] = {}
         if alternatives:
-            from axolotl_unlearn.data.beside import COLUMNS, matched
-
             self.alternatives = matched({name: rows[name][:] for name in COLUMNS})
         self._length = len(self.forget_rows) if shuffle else self._even_length()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,25 +253,6 @@ def document_name(value: Any) -> str:
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
 
 
-def shared(forget: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
-    """Numbers, from 1, of forget rows and of the others that have their input and output."""
-    known = {(record.input, record.output): n for n, record in enumerate(others, 1)}
-    texts = [(record.input, record.output) for record in forget]
-    return [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
-
-
-def both_sides(forget: str, other: str, rows: Sequence[tuple[int, int]], cure: str) -> str:
-    """The sentence for `shared` rows of two files."""
-    return (
-        f"{forget} and {other} have rows in common: {len(rows)} (the first is row {rows[0][0]} "
-        f"here, row {rows[0][1]} there); {cure}."
-    )
-
-
-#: What to do about rows of the forget side and of the retain side.
-KEPT = "a row cannot be forgotten and kept: remove them from one side"
-
-
 def text_of(
     row: Mapping[str, Any], name: str, fields: Fields, where: str, number_ok: bool = False
 ) -> str:
@@ -394,35 +375,34 @@ def read_text(path: Path) -> str:
 
 def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0) -> Any:
     """One JSON value; ``line`` is its place where the text is a line of the file."""
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice.extend(name for name in row if names.count(name) > 1)
+        return row
+
     try:
-        return json.loads(text, object_pairs_hook=_once)
-    except _Twice as error:
-        raise UnlearnError(
-            f"{path}, {f'line {line}' if line else 'a record'}: the key {short(error)} stands "
-            "twice in one object, and only the last one would be read; remove one of them.",
-            code="data.key-twice",
-        ) from None
+        value = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         number, reason = line or error.lineno, error.msg
     except RecursionError:
         number, reason = line or 1, "nested too deeply"
     except ValueError:  # Python refuses to read it, so that nobody waits for minutes
         number, reason = line or 1, "a number of thousands of digits"
+    else:
+        if not twice:
+            return value
+        raise UnlearnError(
+            f"{path}, {f'line {line}' if line else 'a record'}: the key {short(twice[0])} stands "
+            "twice in one object, and only the last one would be read; remove one of them.",
+            code="data.key-twice",
+        )
     raise UnlearnError(
         f"{path}, line {number}: not valid JSON ({reason}); {cure}.", code="data.not-json"
     )
-
-
-class _Twice(ValueError):
-    """A key of one JSON object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(next(name for name in names if names.count(name) > 1))
-    return row
 
 
 def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,5 +1,7 @@
 """Dataset type for rows to keep: ``type: axolotl_unlearn.data.retain``."""
 
-from axolotl_unlearn.data import loader
+from functools import partial
 
-load = loader("retain")
+from axolotl_unlearn.data.strategy import load_strategy
+
+load = partial(load_strategy, "retain")

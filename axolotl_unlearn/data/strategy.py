@@ -7,21 +7,32 @@ Hugging Face ``datasets`` bytes that are not UTF-8 would be replaced without a w
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
-from datasets import Dataset
+from datasets import Dataset, DatasetInfo, Features, Value
+from datasets import Sequence as SequenceOf
+from datasets.table import InMemoryTable
 
-from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_number
+from axolotl_unlearn.columns import (
+    DOCUMENT,
+    FACTS,
+    KINDS,
+    PAIR,
+    ROLES,
+    pair_number,
+    task_number,
+)
 from axolotl_unlearn.config import DataArgs, unlearn_config
-from axolotl_unlearn.data.checks import LEARNED, part_of_a_file
+from axolotl_unlearn.data.checks import part_of_a_file, role_rows
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.overlap import FILE, READS, reads
-from axolotl_unlearn.data.records import Record, Rows, read_rows, records_from_rows
-from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
+from axolotl_unlearn.data.records import Record, Rows, read_rows
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
 if TYPE_CHECKING:
@@ -30,71 +41,120 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 Role = Literal["forget", "retain", "alternative", "memorise"]
+#: Ids, labels, and the row that they are of with its number.
+TokenRow = tuple[list[int], list[int], "Record | Source", int]
+
+_TOKENS = {
+    "input_ids": SequenceOf(Value("int32")),
+    "attention_mask": SequenceOf(Value("int8")),
+    "labels": SequenceOf(Value("int32")),
+}
+#: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
+FEATURES = Features(
+    _TOKENS
+    | {name: Value("int32") for name in (*FACTS, "length")}
+    | {name: Value("int64") for name in (PAIR, DOCUMENT, READS, FILE)}
+)
+MEMORISE_FEATURES = Features(_TOKENS)
+#: Rows that wait as numbers for their batch.
+_BATCH = 1000
+
+
+class RowTable:
+    """Token rows as they grow: columns of Arrow, a batch at a time, and never a list of them all. A
+    token is four bytes there and about forty in lists of Python's numbers.
+
+    Args:
+        features: `FEATURES` or `MEMORISE_FEATURES`.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self.rows = self.tokens = self.longest = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, input_ids: Sequence[int], labels: Sequence[int], **facts: int | None) -> None:
+        """A row; ``facts`` are the integer columns that `FEATURES` has, but for ``length``."""
+        length = len(input_ids)
+        row = {"input_ids": input_ids, "attention_mask": [1] * length, "labels": labels}
+        self._waiting.append(row | {"length": length} | facts)
+        self.rows, self.tokens = self.rows + 1, self.tokens + length
+        self.longest = max(self.longest, length)
+        if len(self._waiting) == _BATCH:
+            self._end()
+
+    def dataset(self) -> Dataset:
+        """All rows in the order in which they came; takes none after that."""
+        self._end()
+        digest = hashlib.blake2b(str(self.features).encode(), digest_size=8)
+        for batch in self._batches:
+            for column in batch.columns:
+                for buffer in column.buffers():
+                    digest.update(buffer or b"")
+        table = InMemoryTable.from_batches(self._batches, self.features.arrow_schema)
+        # `datasets` would pickle the table to find this out.
+        return Dataset(table, DatasetInfo(features=self.features), fingerprint=digest.hexdigest())
+
+    def _end(self) -> None:
+        schema = self.features.arrow_schema
+        self._batches.append(pa.RecordBatch.from_pylist(self._waiting, schema))
+        self._waiting = []
 
 
 class RoleStrategy(DatasetWrappingStrategy):
-    """Rows of one entry of ``datasets`` under a role, read from its file where that is here."""
+    """Rows of one entry of ``datasets`` under a role, read from its file where that is here.
+
+    Args:
+        max_length: Of a record in tokens; rows of Axolotl's own types have that of their type.
+    """
 
     def __init__(
-        self, role: Role, tokenizer: Any, cfg: Any, data: DataArgs, entry: Mapping[str, Any]
+        self,
+        role: Role,
+        tokenizer: Any,
+        cfg: Any,
+        data: DataArgs,
+        entry: Mapping[str, Any],
+        max_length: int = 0,
     ) -> None:
         self.role, self.tokenizer, self.cfg = role, tokenizer, cfg
-        self.data, self.entry = data, entry
+        self.data, self.max_length = data, max_length
         name = entry.get("path")
         self.path = Path(name) if name and Path(name).is_file() else None
         self.source = str(name or f"{role} rows")
         self.special = {*(getattr(tokenizer, "all_special_ids", None) or ())}
         for fault in part_of_a_file(entry):
             raise UnlearnError(fault, code="data.part-of-a-file")
+        self.encoder = None if data.rows else Encoder(tokenizer, data, max_length, cfg)
 
     def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
         rows: Rows = ((f"row {number}", row) for number, row in enumerate(dataset or (), start=1))
         if self.path:
             rows = read_rows(self.path)
-        given = self._read(rows)
-        if self.data.suppression and self.role in LEARNED:
-            from axolotl_unlearn.data.suppression import allowed
-
-            given = allowed(given, self.data.suppression, self.source)
+        given = role_rows(rows, self.source, self.role, self.data)
         table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
-        self._encode(given, table)
+        encode = self._encode_typed if self.encoder is None else self._encode_records
+        for ids, labels, row, number in encode(given):
+            if self.role == "memorise":
+                table.add(ids, labels)
+                continue
+            facts = {
+                "role": ROLES.get(self.role),
+                "kind": KINDS[row.kind],
+                "task": task_number(row.task),
+                "row": number,
+                "pair": pair_number(row.id),
+                "document": pair_number(row.document or row.id),
+                READS: reads(ids, labels, self.special),
+                FILE: pair_number(self.source),
+            }
+            table.add(ids, labels, **facts)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
             self.source, table.rows, self.role, table.tokens, table.longest,
         )  # fmt: skip
         return table.dataset()
-
-    def _add(
-        self, table: RowTable, ids: list[int], labels: list[int], row: Record | Source, number: int
-    ) -> None:
-        """A token row with its other columns."""
-        if self.role == "memorise":
-            table.add(ids, labels)
-            return
-        facts = {
-            "role": ROLES.get(self.role),
-            "kind": KINDS[row.kind],
-            "task": task_number(row.task),
-            "row": number,
-            "pair": pair_number(row.id),
-            "document": pair_number(row.document or row.id),
-            READS: reads(ids, labels, self.special),
-            FILE: pair_number(self.source),
-        }
-        table.add(ids, labels, **facts)
-
-
-class RecordStrategy(RoleStrategy):
-    """Turns a file of records into tokenised rows, one for one."""
-
-    def __init__(self, *given: Any, max_length: int) -> None:
-        super().__init__(*given)
-        self.encoder = Encoder(self.tokenizer, self.data, max_length, self.cfg)
-
-    def _read(self, rows: Rows) -> list[Record]:
-        # A memorisation stream repeats its rows; a forget row may have several alternatives.
-        unique, fields, kind = self.role in SIDES, self.data.fields, self.data.default_kind
-        return list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
         """What of a row has labels; memorisation learns all of it unless `labels` is given, of an
@@ -104,10 +164,10 @@ class RecordStrategy(RoleStrategy):
         said = self.data.chat_template or record.kind in self.data.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
-    def _encode(self, records: list[Record], table: RowTable) -> None:
-        """Token rows. Prompts may lose their beginning, which is counted; what has labels fits, or
-        is an error."""
-        limit, cuts, too_long = self.encoder.max_length, [], []
+    def _encode_records(self, records: list[Record]) -> Iterator[TokenRow]:
+        """Token rows, one for one. Prompts may lose their beginning, which is counted; what has
+        labels fits, or is an error."""
+        limit, cuts, too_long = self.max_length, [], []
         tokens = zip(records, self.encoder.tokens(records), strict=True)
         for number, (record, whole) in enumerate(tokens):
             labelled = self._labelled(record)
@@ -125,8 +185,7 @@ class RecordStrategy(RoleStrategy):
             if encoded.truncated and labelled == "document":
                 too_long.append((limit + encoded.truncated, record.id))
             cuts += [encoded.truncated] * (encoded.truncated > 0)
-            labels = self.encoder.labels(encoded, labelled)
-            self._add(table, encoded.input_ids, labels, record, number)
+            yield encoded.input_ids, self.encoder.labels(encoded, labelled), record, number
         if too_long:
             needed, name = max(too_long)
             raise UnlearnError(
@@ -142,16 +201,8 @@ class RecordStrategy(RoleStrategy):
                 self.source, len(cuts), len(records), sum(cuts), limit,
             )  # fmt: skip
 
-
-class TypedStrategy(RoleStrategy):
-    """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`)."""
-
-    def _read(self, rows: Rows) -> list[Source]:
-        from axolotl_unlearn.data.typed import sources
-
-        return sources(rows, self.source, self.data)
-
-    def _encode(self, given: list[Source], table: RowTable) -> None:
+    def _encode_typed(self, given: list[Source]) -> Iterator[TokenRow]:
+        """Token rows of any Axolotl type."""
         from axolotl_unlearn.data.typed import encode
 
         given_as = (given, self.data, self.tokenizer, self.cfg, self.source)
@@ -162,8 +213,7 @@ class TypedStrategy(RoleStrategy):
                 "`sequence_len` and `unlearn.data.rows`.",
                 code="data.nothing-learned",
             )
-        for row in rows:
-            self._add(table, row.input_ids, row.labels, row.source, row.number)
+        yield from ((row.input_ids, row.labels, row.source, row.number) for row in rows)
 
 
 def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RoleStrategy:
@@ -192,7 +242,7 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
                 "with the rows' own type.",
                 code="data.rows-memorise",
             )
-        return TypedStrategy(*given)
+        return RoleStrategy(*given)
     max_length = data.max_length or cfg.get("sequence_len")
     if max_length is None:
         raise UnlearnError(
@@ -213,4 +263,4 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
         raise UnlearnError(
             f"`{key}: {cfg.get(key)}` would drop rows; remove it.", code="data.drops-rows"
         )
-    return RecordStrategy(*given, max_length=max_length)
+    return RoleStrategy(*given, max_length)

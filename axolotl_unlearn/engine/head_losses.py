@@ -186,11 +186,11 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
         valuation.slope * label_logp
         if valuation.slope is not None
         else called(
-            valuation.objective,
+            valuation.entry.objective,
             logp,
             None if reference is None else reference.float().log_softmax(-1),
             group.next_ids,
-            **valuation.parameters,
+            **valuation.entry.args.parameters,
         )
         for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
     ]
@@ -413,7 +413,7 @@ def _value_and_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Values of a distribution objective and their gradient by the logits; overwrites
     ``ref_logp``. The gradient is the registered closed form, else autograd's: ``g - p sum(g)``."""
-    objective, parameters = valuation.objective, valuation.parameters
+    objective, parameters = valuation.entry.objective, valuation.entry.args.parameters
     if objective.closed_form is not None:
         return objective.closed_form(
             prob, logp, ref_logp, target, with_gradient=with_gradient, **parameters

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.config import ObjectiveArgs, ReferenceArgs
 from axolotl_unlearn.engine.batch import Batch, to_device
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import Objective, Terms
@@ -27,6 +28,23 @@ Head = Callable[[Tensor], Tensor]
 #: Where hidden states are taken: the number of a decoder layer, or what goes into the LM head.
 Layer = int | None
 HEAD: Layer = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight.
+
+    Attributes:
+        unit: what its sum is divided by the number of: token, row or batch.
+        source: what it is compared with; None if with no model.
+    """
+
+    name: str
+    side: str
+    args: ObjectiveArgs
+    objective: Objective
+    unit: str
+    source: ReferenceArgs | None = None
 
 
 def called(objective: Objective, *given: Any, **parameters: Any) -> Any:
@@ -122,20 +140,16 @@ class ForwardResult:
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """An objective with a value at each position, evaluated where the logits are formed.
+    """An entry whose objective has a value at each position, evaluated where the logits are formed.
 
     Attributes:
-        name, side: of its entry.
         positions: ``[R, T]`` bool.
         factor: what a value weighs in the loss, scalar.
         reference: what the reference found there, if the objective compares with it.
         slope: the value is this number times the label's log-prob; None: the objective says.
     """
 
-    name: str
-    side: str
-    objective: Objective
-    parameters: dict[str, Any]
+    entry: Entry
     positions: NDArray
     factor: Tensor | float = 1.0
     reference: ForwardResult | None = None
@@ -176,14 +190,3 @@ class ForwardSpec:
         """Whether the forward must go on to the LM head."""
         at_head = (self.labels, self.logged, self.moments, self.profiles, self.states.get(HEAD))
         return bool(self.valuations) or any(mask is not None for mask in at_head)
-
-    @property
-    def masks(self) -> list[NDArray]:
-        """All masks."""
-        own = (getattr(self, name) for name in self.MASKS)
-        valued = [valuation.positions for valuation in self.valuations]
-        return [*(mask for mask in own if mask is not None), *valued, *self.states.values()]
-
-    def anything(self) -> bool:
-        """Whether any position is asked about."""
-        return any(mask.any() for mask in self.masks)

@@ -155,7 +155,7 @@ def read_groups(
         states: ``[Q, D]`` of each layer in ``needs.states``, then ``ForwardResult.profiles``.
         zero: see `ForwardResult`; ``logp``: nothing but 0.
     """
-    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
+    values: dict[str, list[Tensor]] = {one.entry.name: [] for one in needs.valuations}
     weighted: dict[str, Tensor] = {}
     rows, times, columns = [], [], []
     moments = None if needs.moments is None else logp.new_zeros(*logp.shape, 2)
@@ -169,9 +169,9 @@ def read_groups(
             columns.append((stats.graded if group.labels else stats.values)[:, 0])
         own = stats.values[:, int(group.logged) :].unbind(-1)
         for valuation, column in zip(group.valuations, own, strict=True):
-            values[valuation.name].append(column)
+            values[valuation.entry.name].append(column)
         if group.valuations:
-            side = group.valuations[0].side
+            side = group.valuations[0].entry.side
             weighted[side] = weighted.get(side, 0) + group.factor * stats.graded[:, -1].sum()
     if columns:
         logp = logp.index_put((torch.cat(rows), torch.cat(times)), torch.cat(columns))

@@ -8,7 +8,7 @@ Shape letters: R rows, T time, N tokens, D hidden.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -190,9 +190,17 @@ def _keeps_rows_apart(
     """A second row must get the same hidden states whatever stands before it, and those that it
     gets alone. Three forwards of a few tokens."""
     first, other, second = made_up_rows(unwrapped, 7, 7, 9)
+    real = torch.ones(2, 9, dtype=torch.long)
+    real[0, 7:] = 0
+
+    def after(row: Tensor) -> dict[str, Any]:
+        ids = torch.cat([nn.functional.pad(row, (0, 2)), second])
+        both = Batch({"input_ids": ids.to(device), "attention_mask": real.to(device)})
+        return packed_layout(both, blocks, _attention_dtype(unwrapped, device)).inputs
+
     alone, after_first, after_other = (
-        run_made_up(model, unwrapped, _end_to_end(rows, unwrapped, device, blocks))[0]
-        for rows in ([second], [first, second], [other, second])
+        run_made_up(model, unwrapped, inputs)[0]
+        for inputs in ({"input_ids": second.to(device)}, after(first), after(other))
     )
     moved = (after_first[:7] - after_other[:7]).abs().max().float()
     leak = (after_first[7:].float() - after_other[7:].float()).abs().max()
@@ -200,19 +208,6 @@ def _keeps_rows_apart(
     low = alone.dtype in (torch.bfloat16, torch.float16)
     same = bool(shift <= (5e-2 if low else 1e-3) * alone.float().abs().max())
     return bool(leak <= 1e-4 * moved) and same
-
-
-def _end_to_end(
-    rows: Sequence[Tensor], unwrapped: nn.Module, device: torch.device, blocks: Blocks
-) -> dict[str, Any]:
-    """The model's input for rows ``[1, n]``."""
-    inputs = {"input_ids": torch.cat(list(rows), 1).to(device)}
-    if len(rows) > 1:
-        places = torch.cat([torch.arange(row.shape[1]) for row in rows])
-        inputs["position_ids"] = places[None].to(device)
-        lengths = np.array([row.shape[1] for row in rows])
-        inputs |= blocks(lengths, device, _attention_dtype(unwrapped, device))
-    return inputs
 
 
 def _attention_of(config: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
-from axolotl_unlearn.config import ObjectiveArgs, Sides
+from axolotl_unlearn.config import ObjectiveArgs, ReferenceArgs, Sides
 from axolotl_unlearn.engine.batch import Batch, indices, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
+    Entry,
     ForwardResult,
     ForwardSpec,
     HeadLoss,
@@ -33,26 +33,14 @@ from axolotl_unlearn.engine.needs import (
     label_positions,
 )
 from axolotl_unlearn.metrics.learned import token_features
-from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
+from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Terms
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight.
-
-    Attributes:
-        unit: what its sum is divided by the number of: token, row or batch.
-    """
-
-    name: str
-    side: str
-    args: ObjectiveArgs
-    objective: Objective
-    unit: str
-
-
-def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
-    """Name the objectives of a config; a repeated one gets its kinds, tasks or number added."""
+def make_entries(
+    pairs: list[tuple[str, ObjectiveArgs]], reference: ReferenceArgs | None = None
+) -> list[Entry]:
+    """Name the objectives of a config; a repeated one gets its kinds, tasks or number added.
+    ``reference``: of those that name none."""
     entries: list[Entry] = []
     names: set[str] = set()
     for side, args in pairs:
@@ -63,8 +51,9 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
         while name in names:
             name += "'"
         names.add(name)
-        objective = OBJECTIVES[args.objective]
-        entries.append(Entry(name, side, args, objective, objective.unit(args.parameters)))
+        own = OBJECTIVES[args.objective]
+        source = (args.reference or reference) if own.reference else None
+        entries.append(Entry(name, side, args, own, own.unit(args.parameters), source))
     return entries
 
 
@@ -127,13 +116,6 @@ class View(ABC):
         """Whether its values reach the loss by `ForwardResult.weighted`, at the logits."""
         return False
 
-    def valuation(self, factor: Tensor, **more: Any) -> HeadLoss:
-        """This entry as something to be evaluated where the logits are formed."""
-        entry = self.entry
-        return HeadLoss(
-            entry.name, entry.side, entry.objective, entry.args.parameters, self.positions, factor,
-            **more,
-        )  # fmt: skip
 
     @abstractmethod
     def of_reference(self) -> ForwardSpec:
@@ -172,7 +154,8 @@ class Labels(View):
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         if self.weighed_at_head:
-            return ForwardSpec(valuations=(self.valuation(factor, slope=self.slope),))
+            own = HeadLoss(self.entry, self.positions, factor, slope=self.slope)
+            return ForwardSpec(valuations=(own,))
         return ForwardSpec(labels=self.positions)
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
@@ -215,7 +198,7 @@ class Distributions(View):
         return ForwardSpec(states={HEAD: self.positions})
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
-        return ForwardSpec(valuations=(self.valuation(factor, reference=reference),))
+        return ForwardSpec(valuations=(HeadLoss(self.entry, self.positions, factor, reference),))
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         values = policy.values[self.entry.name]
@@ -279,7 +262,6 @@ class Features(Labels):
     """Calls the objective once, with the features of each of its rows
     (`axolotl_unlearn.metrics.learned`) and what draws them towards those of held-out rows."""
 
-    compares = True  # with held-out rows, and no model
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         return ForwardSpec(labels=self.positions, moments=self.positions)

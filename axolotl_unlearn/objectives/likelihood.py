@@ -74,11 +74,12 @@ def preference_optimisation(
     return nll(scores, reduction=reduction)
 
 
-def _npo_unit(parameters: dict) -> str:
-    return "batch" if parameters.get("reduction") == "batch_token_mean" else "row"
-
-
-@objective("npo", reference=True, unit=_npo_unit, source="arXiv 2404.05868 eq. 3; 2503.21088 eq. 2")
+@objective(
+    "npo",
+    reference=True,
+    unit=lambda own: "batch" if own.get("reduction") == "batch_token_mean" else "row",
+    source="arXiv 2404.05868 eq. 3; 2503.21088 eq. 2",
+)
 def npo(
     scores: LabelScores,
     *,

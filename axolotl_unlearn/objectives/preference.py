@@ -65,16 +65,7 @@ def flat(
     forget: LabelScores,
     alternative: LabelScores,
     *,
-    divergence: Literal[
-        "total_variation",
-        "jensen_shannon",
-        "pearson",
-        "kl",
-        "reverse_kl",
-        "hellinger",
-        "neyman",
-        "jeffrey",
-    ] = "total_variation",
+    divergence: Literal[*_DIVERGENCES] = "total_variation",
 ) -> Terms:
     """FLAT: widen an f-divergence between alternative and forget answer, without retain rows.
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.device import pinned
 from axolotl_unlearn.engine.batch import Batch, to_device, to_host
-from axolotl_unlearn.engine.head import final_logits
+from axolotl_unlearn.engine.head import final_logits, output_vocabulary
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import (
     HEAD,
@@ -35,6 +34,7 @@ from axolotl_unlearn.engine.needs import (
     label_positions,
 )
 from axolotl_unlearn.engine.observe import observe
+from axolotl_unlearn.engine.views import Entry, together, view_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sharded import anyone, is_sharded, whole
 from axolotl_unlearn.reference.store import RowStore
@@ -53,46 +53,37 @@ class Reference:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed
-        self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
-        self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
+        self._known: MutableMapping[bytes, Tensor] | RowStore = {}
 
     def keep_in(self, folder: Path, part: int = 0) -> None:
         """Remember in files of this folder instead of in memory, and know what they hold."""
-        self._logp = RowStore(folder, "logp", part)
-        self._hidden = RowStore(folder, "hidden", part)
+        self._known = RowStore(folder, "answers", part)
 
-    def keep_for_run(
-        self, folder: Path, gib: float, part: int = 0, known: Mapping[str, int] | None = None
-    ) -> None:
-        """Remember in files of one run, hidden states up to so many GiB (0: not at all).
+    def keep_for_run(self, folder: Path, gib: float, part: int = 0, known: int = 0) -> None:
+        """Remember in a file of one run, hidden states up to so many GiB (0: not at all).
 
-        Another run's are deleted but for the first ``known`` (`counts`) of a checkpoint: computed
+        Another run's are deleted but for the first ``known`` (`count`) of a checkpoint: computed
         again in other batches they would differ in their last bits.
         """
-        self._logp = RowStore(folder, "logp", part, alone=True)
-        if gib:
-            self.remember_hidden = True
-            self._hidden = RowStore(folder, "states", part, alone=True, limit=gib * 2**30)
-        for store in self._on_disk():
-            store.keep(count := (known or {}).get(store.path.stem, 0))
-            if len(store) < count:
-                LOG.warning(
-                    "%s holds %d of the %d answers that the checkpoint counts; the others are "
-                    "computed again, and the last bits of the weights may differ.",
-                    store.path, len(store), count,
-                )  # fmt: skip
+        self.remember_hidden |= gib > 0
+        self._known = RowStore(folder, "answers", part, alone=True, limit=gib * 2**30)
+        self._known.keep(known)
+        if self.count < known:
+            LOG.warning(
+                "%s holds %d of the %d answers that the checkpoint counts; the others are computed "
+                "again, and the last bits of the weights may differ.",
+                self._known.path, self.count, known,
+            )  # fmt: skip
 
-    def counts(self) -> dict[str, int]:
-        """How many answers each file has."""
-        return {store.path.stem: len(store) for store in self._on_disk()}
+    @property
+    def count(self) -> int:
+        """Answers that are known."""
+        return len(self._known)
 
     def refresh(self) -> None:
-        """Flush this process's files and read those of all."""
-        for store in self._on_disk():
-            store.refresh()
-
-    def _on_disk(self) -> list[RowStore]:
-        return [one for one in (self._logp, self._hidden) if not isinstance(one, dict)]
+        """Flush this process's file and read those of all."""
+        if isinstance(self._known, RowStore):
+            self._known.refresh()
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Give up the means to compute more; a row that is not known is an error from now on."""
@@ -135,16 +126,30 @@ class Reference:
             needs: label log-probs of whole rows, and hidden states.
         """
         batch = Batch.of(batch)
-        asked = _Asked.of(batch, needs)
+        asked = _asked_of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
-        return self._answer(unwrapped, batch, needs, asked, fresh)
+        device = batch.device
+        known = np.zeros(batch["labels"].shape, dtype=np.float32)
+        where = label_positions(batch)
+        for i, key in enumerate(asked.get(LABELS, ())):
+            if key is not None:
+                known[i, where[i]] = self._known[key].numpy()
+        logp = to_device(known, device)
+        states = {}
+        for layer, mask in needs.states.items():
+            told = [k for k in asked[layer] if k is not None]
+            told = [fresh[k] if k in fresh else self._known[k] for k in told]
+            states[layer] = States(_joined(told, device) if told else logp.new_zeros(0), mask)
+        at_head = HEAD in states and len(states[HEAD].values)
+        logits = self.logits(unwrapped) if at_head else None
+        return ForwardResult(logp, states, logits=logits, known=known)
 
-    def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
+    def _unknown(self, asked: Asked, unwrapped: nn.Module, batch: Batch) -> list[int]:
         """Rows of which something must be computed."""
-        stores = [(self._logp, asked.labels)]
-        stores += [(self._hidden, keys) for keys in asked.states.values()]
-        unknown = [[key is not None and key not in store for key in keys] for store, keys in stores]
+        unknown = [
+            [key is not None and key not in self._known for key in keys] for keys in asked.values()
+        ]
         rows = [i for i, row in enumerate(zip(*unknown, strict=True)) if any(row)]
         if self.complete:
             if rows:
@@ -162,7 +167,7 @@ class Reference:
         unwrapped: nn.Module,
         batch: Batch,
         needs: ForwardSpec,
-        asked: _Asked,
+        asked: Asked,
         rows: list[int],
     ) -> dict[bytes | None, Tensor]:
         """Run some rows, remember what is to be remembered, return hidden states by key."""
@@ -172,53 +177,25 @@ class Reference:
         called = model.module if isinstance(model, DistributedDataParallel) else model
         with evaluating(unwrapped), self.active(unwrapped):
             result = observe(called, part, part_needs, unwrapped=unwrapped, plan=self.plan)
-        logp_asked = part_needs.labels is not None and any(asked.labels[i] for i in rows)
-        copied = [result.logp] if logp_asked else []
-        if self.remember_hidden:
-            copied += [states.values for states in result.states.values()]
-        on_cpu = to_host(copied)
-        if logp_asked:
-            where = part_needs.labels
-            for i, logp, here in zip(rows, on_cpu.pop(0).numpy(), where, strict=True):
-                if asked.labels[i] is not None:
-                    self._logp[asked.labels[i]] = torch.from_numpy(logp[here])
+        keys = {what: [own[i] for i in rows] for what, own in asked.items()}
+        values = {layer: states.values for layer, states in result.states.items()}
+        copied = {LABELS: result.logp} if any(keys.get(LABELS, ())) else {}
+        copied |= values if self.remember_hidden else {}
+        copied = dict(zip(copied, to_host([*copied.values()]), strict=True))
+        if LABELS in copied:
+            copied[LABELS] = copied[LABELS][torch.from_numpy(part_needs.labels)]
         fresh: dict[bytes | None, Tensor] = {}
-        for number, (layer, states) in enumerate(result.states.items()):
-            lengths = states.positions.sum(-1).tolist()
-            keys = [asked.states[layer][i] for i in rows]
-            fresh |= zip(keys, states.values.split(lengths), strict=True)
-            if self.remember_hidden:
-                for key, values in zip(keys, on_cpu[number].split(lengths), strict=True):
+        for what, mask in _masks(part_needs).items():
+            lengths = mask.sum(-1).tolist()
+            if what in values:
+                fresh |= zip(keys[what], values[what].split(lengths), strict=True)
+            if what in copied:
+                for key, own in zip(keys[what], copied[what].split(lengths), strict=True):
                     if key is not None:
-                        self._hidden[key] = values
-        for store in self._on_disk():
-            store.flush()
+                        self._known[key] = own
+        if isinstance(self._known, RowStore):
+            self._known.flush()
         return fresh
-
-    def _answer(
-        self,
-        unwrapped: nn.Module,
-        batch: Batch,
-        needs: ForwardSpec,
-        asked: _Asked,
-        fresh: dict[bytes | None, Tensor],
-    ) -> ForwardResult:
-        """What is known of the batch, put together."""
-        device = batch.device
-        known = np.zeros(batch["labels"].shape, dtype=np.float32)
-        where = label_positions(batch)
-        for i, key in enumerate(asked.labels):
-            if key is not None:
-                known[i, where[i]] = self._logp[key].numpy()
-        logp = to_device(known, device)
-        states = {}
-        for layer, keys in asked.states.items():
-            told = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]
-            values = _joined(told, device) if told else logp.new_zeros(0)
-            states[layer] = States(values, needs.states[layer])
-        at_head = HEAD in states and len(states[HEAD].values)
-        logits = self.logits(unwrapped) if at_head else None
-        return ForwardResult(logp, states, logits=logits, known=known)
 
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
@@ -272,32 +249,23 @@ def _joined(values: list[Tensor], device: torch.device) -> Tensor:
     return pinned(joined, device).to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The key under which each row's answer is remembered; None where nothing is asked.
-
-    Attributes:
-        labels: ``[R]`` of label log-probs; ``states``: ``[R]`` of hidden states by layer.
-    """
-
-    labels: list[bytes | None]
-    states: dict[Layer, list[bytes | None]]
-
-    @classmethod
-    def of(cls, batch: Batch, needs: ForwardSpec) -> _Asked:
-        nothing: list[bytes | None] = [None] * len(batch["input_ids"])
-        return cls(
-            nothing if needs.labels is None else _keys_where(needs.labels, row_keys(batch)),
-            {
-                layer: _keys_where(mask, row_keys(batch, mask, layer))
-                for layer, mask in needs.states.items()
-            },
-        )
+#: In the place of a layer: what is asked are label log-probs.
+LABELS = "labels"
+What = Layer | Literal["labels"]
+#: The key under which each row's answer is remembered; None where nothing is asked of it.
+Asked = dict[What, list[bytes | None]]
 
 
-def _keys_where(mask: NDArray, keys: list[bytes]) -> list[bytes | None]:
-    """The keys of the rows of which ``mask`` holds something."""
-    return [k if any_ else None for k, any_ in zip(keys, mask.any(-1), strict=True)]
+def _masks(needs: ForwardSpec) -> dict[What, NDArray]:
+    return ({} if needs.labels is None else {LABELS: needs.labels}) | needs.states
+
+
+def _asked_of(batch: Batch, needs: ForwardSpec) -> Asked:
+    asked: Asked = {}
+    for what, mask in _masks(needs).items():
+        keys = row_keys(batch) if what == LABELS else row_keys(batch, mask, what)
+        asked[what] = [k if any_ else None for k, any_ in zip(keys, mask.any(-1), strict=True)]
+    return asked
 
 
 def _cut_out(batch: Batch, needs: ForwardSpec, rows: list[int]) -> tuple[Batch, ForwardSpec]:
@@ -354,3 +322,72 @@ def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -
                 flat = part.detach().cpu().contiguous().flatten().view(torch.uint8)
                 digest.update(flat.numpy())
     return digest.hexdigest()
+
+
+def asks_for_logits(entries: Sequence[Entry]) -> bool:
+    """Whether any objective compares with the reference's distributions."""
+    return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
+
+
+def precompute(
+    reference: Reference,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    entries: Sequence[Entry],
+    folder: Path,
+    *,
+    unwrapped: nn.Module | None = None,
+    precision: str = "float32",
+    part: int = 0,
+    total: int | None = None,
+    progress: bool = True,
+) -> int:
+    """Compute and store what ``entries`` will ask, before training; what is stored is kept.
+    Afterwards full fine-tuning needs no copy of the weights, apart from a trained head's for KL.
+
+    The folder gets a subfolder named by a hash of the weights, config and precision; in it, rows
+    are found by a hash of their tokens, labels and positions, so other weights, data, template or
+    tokenizer can never meet these numbers. An interrupted run goes on where it stopped.
+
+    Args:
+        model: at its starting weights. ``unwrapped``: the bare (PEFT) model.
+        batches: of this process, ``total`` of them; of a sharded model as many in every process.
+        precision: name of the precision of the forward (autocast is the caller's).
+
+    Returns:
+        Number of forwards it took.
+    """
+    from rich.progress import track
+
+    unwrapped = model if unwrapped is None else unwrapped
+    reference.remember_hidden = True
+    reference.keep_in(Path(folder) / reference.digest(unwrapped, precision), part)
+    before, sharded = reference.forwards, is_sharded(unwrapped)
+    for batch in track(batches, "reference", total=total, transient=True, disable=not progress):
+        views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
+        needs = together(view.of_reference() for view in views)
+        reference.look_up(model, unwrapped, batch, needs)
+    for module in unwrapped.modules() if sharded else ():
+        if hasattr(module, "reshard"):  # FSDP2 leaves the root gathered until a backward
+            module.reshard()
+    reference.refresh()
+    return reference.forwards - before
+
+
+def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, states: bool) -> None:
+    """Distributions (``logits``) are compared entry by entry, hidden states number by number."""
+    theirs, ours = output_vocabulary(teacher), output_vocabulary(policy)
+    if logits and theirs != ours:
+        raise UnlearnError(
+            f"the teacher's LM head has {theirs} outputs and the policy's {ours}: a KL objective "
+            "needs the same number; resize one of them (`resize_token_embeddings`).",
+            code="reference.vocabulary",
+        )
+    theirs, ours = (m.config.get_text_config().hidden_size for m in (teacher, policy))
+    if states and theirs != ours:
+        raise UnlearnError(
+            f"the teacher's hidden states have {theirs} numbers and the policy's {ours}: "
+            "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "
+            "hidden size; use another one, or `reference: auto` for them.",
+            code="reference.hidden-size",
+        )

@@ -211,7 +211,7 @@ class FrozenCopy(Reference):
         head = dict(zip(_HEAD, self._head or (), strict=False))
         tensors = {name: value.cpu() for name, value in head.items() if value is not None}
         with replacing(path) as draft:
-            save_file(tensors, draft, {"store": self._logp.path.parent.name})
+            save_file(tensors, draft, {"store": self._known.path.parent.name})
 
     def load_start(self, path: Path, device: torch.device, part: int) -> None:
         """On resume, where the model is no longer the one that was asked: what `save_start` wrote.

@@ -58,7 +58,7 @@ class RowStore:
         name: Files are ``<name>-<part>.bin``.
         part: This process's own part.
         alone: Other parts are not read.
-        limit: Bytes of this part's file above which a value is not kept.
+        limit: Bytes of this part's file above which a value of two dimensions is not kept.
 
     Raises:
         UnlearnError: A head cannot be, or on reading a value its checksum is wrong.
@@ -111,7 +111,7 @@ class RowStore:
         columns = value.shape[1] if value.dim() == 2 else 0
         head = _HEAD.pack(0, key, len(value), columns, _DTYPES.index(value.dtype))[4:]
         stop = self._end + _HEAD.size + len(raw)
-        if stop <= self.limit:
+        if stop <= self.limit or not columns:
             checksum = zlib.crc32(raw, zlib.crc32(head))
             self._pending += [checksum.to_bytes(4, "little"), head, raw]
             self._where[key] = self.path, self._end, stop

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.integrations import deepspeed
 
 from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.models import check_complete, merge_adapter
+from axolotl_unlearn.models import ModelSpec, load_model
 from axolotl_unlearn.reference.base import Reference
 
 
@@ -33,15 +33,20 @@ class Teacher(Reference):
 
     Args:
         path: folder or hub name; ``adapter``: a LoRA folder to put on it.
+        device: the policy's, which may still be on none; default: where it is.
         options: keyword arguments of ``from_pretrained``, e.g. ``trust_remote_code``.
     """
 
     def __init__(
-        self, path: str, adapter: str | None = None, plan: ChunkPlan = DEFAULT_PLAN, **options: Any
+        self,
+        path: str,
+        adapter: str | None = None,
+        plan: ChunkPlan = DEFAULT_PLAN,
+        device: torch.device | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(plan, remember_hidden=True)
-        self.path, self.adapter, self.options = path, adapter, options
-        self.device: torch.device | None = None  # the policy's
+        self.path, self.adapter, self.device, self.options = path, adapter, device, options
         self._open: nn.Module | None = None
         self._logits: Head | None = None
 
@@ -59,18 +64,11 @@ class Teacher(Reference):
 
     @contextmanager
     def opened(self, policy: nn.Module) -> Iterator[nn.Module]:
+        spec, device = ModelSpec("teacher", self.path, self.adapter), self.device or policy.device
+        attention = {"attn_implementation": policy.config._attn_implementation}
         with _not_sharded():
-            model, facts = AutoModelForCausalLM.from_pretrained(
-                self.path,
-                dtype=policy.dtype,
-                attn_implementation=policy.config._attn_implementation,
-                output_loading_info=True,
-                **self.options,
-            )
-        check_complete(self.path, facts)
-        if self.adapter:
-            model = merge_adapter(model, self.adapter)
-        self._open = model.to(self.device or policy.device).requires_grad_(False).eval()
+            model = load_model(spec, dtype=policy.dtype, device=device, **attention, **self.options)
+        self._open = model.requires_grad_(False)
         try:
             yield model
         finally:

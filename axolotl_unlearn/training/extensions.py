@@ -69,15 +69,6 @@ class Run:
         """The objectives of all phases."""
         return [entry for phase in self.phases for entry in phase.entries]
 
-    def source_of(self, entry: Entry) -> ReferenceArgs | None:
-        """What an entry is compared with; None if with nothing."""
-        return source_of(entry, self.args)
-
-
-def source_of(entry: Entry, args: UnlearnArgs) -> ReferenceArgs | None:
-    """What an entry is compared with; None if with nothing."""
-    return (entry.args.reference or args.reference) if entry.objective.reference else None
-
 
 class Extension(TrainerCallback):
     """Base: every hook leaves things as they are.

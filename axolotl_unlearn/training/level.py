@@ -340,16 +340,14 @@ class LevelCallback(Extension):
     def on_start(self, run: Run, resumed: Path | None) -> None:
         """What references have said is read; on resume, what `on_checkpoint` wrote."""
         args, entries, device = self.args, run.entries, run.device
-        source = next(run.source_of(e) for e in entries if e.objective.level == "labels")
+        source = next(e.source for e in entries if e.objective.level == "labels")
         asked = run.references[source]
         for one in (self.forget, self.heldout):
             one.teacher = [asked.label_logp(row) for row in one.rows]
         by_teacher = [
-            (entry, run.references[own])
+            (entry, run.references[entry.source])
             for entry in entries
-            if entry.objective.sees == "distributions"
-            and (own := run.source_of(entry)) is not None
-            and own.is_teacher
+            if entry.objective.sees == "distributions" and entry.source and entry.source.is_teacher
         ]
         if args.certainty:
             instead = [pair for pair in by_teacher if pair[0].objective.level == "distribution"]

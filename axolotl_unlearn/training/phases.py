@@ -56,7 +56,7 @@ def make_phases(
 ) -> list[Phase]:
     """The phases of a config; without ``phases:`` one of ``total`` steps."""
     if not args.phases:
-        return [Phase(0, total, tuple(make_entries(args.entries())))]
+        return [Phase(0, total, tuple(make_entries(args.entries(), args.reference)))]
     ends = [0]
     for steps in phase_steps(args, steps_per_epoch):
         ends.append(ends[-1] + steps)
@@ -64,7 +64,7 @@ def make_phases(
         Phase(
             start,
             stop,
-            tuple(make_entries(phase.entries())),
+            tuple(make_entries(phase.entries(), args.reference)),
             (phase.learning_rate or learning_rate) / learning_rate,
             phase.fresh_optimizer,
         )

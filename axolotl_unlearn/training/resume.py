@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the last whole one.
+"""Which checkpoint a run goes on from: the last whole one; and what a run says that blew up.
 
 A run that is killed while it saves leaves a folder that looks like a checkpoint. Axolotl would take
 it, since its number is the highest.
@@ -9,17 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 
-from axolotl_unlearn.columns import FACTS
+from axolotl_unlearn.columns import FACTS, ROLES
 from axolotl_unlearn.config import UnlearnArgs
+from axolotl_unlearn.data.checks import block_of, records_of, role_of
+from axolotl_unlearn.data.records import short
+from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import content_key, file_digest
 
@@ -28,6 +33,8 @@ LOG = logging.getLogger(__name__)
 #: In a checkpoint, beside what references remember: `made_of` its run.
 MADE_OF = "made-of.json"
 STATE = "trainer_state.json"  # what Trainer writes last
+#: Rows that a run names which ends.
+MOST_ROWS = 8
 #: Settings of another model or of other trained weights, and those that an optimizer's state
 #: holds, so that a new value would do nothing.
 _SETTINGS = """
@@ -186,3 +193,39 @@ def _is_whole(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return False
     return True
+
+
+def blown_up(
+    what: str, step: int, batches: Sequence[Batch], cfg: Mapping[str, Any], out: Path
+) -> UnlearnError:
+    """The sentence with which a run ends whose loss or gradient is no longer finite: step, ids of
+    its rows, and what is kept.
+
+    Args:
+        batches: Of the step, of this process.
+    """
+    names = []
+    for side, role in ROLES.items():
+        own = (one.on_host("row")[one.on_host("role") == role].tolist() for one in batches)
+        numbers = dict.fromkeys(number for some in own for number in some)
+        names += [f"{side} {name}" for name in names_of_rows(cfg, side, numbers)]
+    more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
+    kept = checkpoints(out)
+    last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+    return UnlearnError(
+        f"{what} at step {step} (rows: {', '.join(names[:MOST_ROWS])}{more}). This step changed "
+        f"nothing; {last}. Lower learning_rate or weight, look at these rows, or check the weights "
+        "of base_model for NaN.",
+        code="training.not-finite",
+    )
+
+
+def names_of_rows(cfg: Mapping[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
+    """What to call the rows with these places in their file: ids where one file has the side."""
+    entries = [e for e in cfg.get("datasets") or [] if role_of(e) == side]
+    args = block_of(cfg)
+    names: list[str] = []
+    if args is not None and len(entries) == 1 and os.path.isfile(entries[0]["path"]):
+        with suppress(UnlearnError):  # the file has changed since
+            names = [row.id for row in records_of(entries[0], args.data)]
+    return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]

@@ -37,8 +37,8 @@ from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, real, write, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.precompute import (
+from axolotl_unlearn.reference.base import (
+    Reference,
     asks_for_logits,
     precompute,
     require_same_sizes,
@@ -51,15 +51,14 @@ from axolotl_unlearn.reference.start import (
     make_reference,
 )
 from axolotl_unlearn.reference.teacher import Teacher
-from axolotl_unlearn.training.extensions import Extension, Run, make_extensions, source_of
-from axolotl_unlearn.training.guard import blown_up
+from axolotl_unlearn.training.extensions import Extension, Run, make_extensions
 from axolotl_unlearn.training.phases import (
     Phase,
     make_phases,
     phase_at,
     restarting,
 )
-from axolotl_unlearn.training.resume import MADE_OF, made_of, require_same
+from axolotl_unlearn.training.resume import MADE_OF, blown_up, made_of, require_same
 
 LOG = logging.getLogger(__name__)
 #: Folder of a checkpoint: how many answers each reference has, and what extensions write.
@@ -169,8 +168,15 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def _make_reference(self, source: ReferenceArgs) -> Reference:
         if source.is_teacher:
+            cfg = self.axolotl_cfg
+            own = {} if source.model else cfg.overrides_of_model_config or {}  # of base_model
             return Teacher(
-                source.model or self.axolotl_cfg.base_model, source.adapter, self.chunk_plan
+                source.model or cfg.base_model,
+                source.adapter,
+                self.chunk_plan,
+                self.args.device,
+                trust_remote_code=bool(cfg.trust_remote_code),
+                **own,
             )
         changes = adapter_changes_model(self.model)
         if self.args.world_size > 1:  # the first process alone may have the weights
@@ -246,21 +252,9 @@ class UnlearnTrainer(AxolotlTrainer):
     ) -> None:
         """A reference about all rows; ``wrapped``: the policy in its wrappers, if in parts."""
         # By phase, since what is asked about a row is the union over the entries of a step.
-        asking = [
-            [e for e in phase.entries if source_of(e, self.unlearn_args) == source]
-            for phase in self.phases
-        ]
-        several = isinstance(self.eval_dataset, dict)
-        sets = [
-            self.train_dataset,
-            *(self.eval_dataset.values() if several else [self.eval_dataset]),
-        ]
-        sets += [one.also_asked for one in self.extensions]
-        if source.is_teacher:
-            cfg = self.axolotl_cfg
-            own = {} if source.model else cfg.overrides_of_model_config or {}  # of base_model
-            reference.options = {"trust_remote_code": bool(cfg.trust_remote_code), **own}
-            reference.device = self.args.device  # the policy may still be on none
+        asking = [[e for e in phase.entries if e.source == source] for phase in self.phases]
+        sets = [self.train_dataset, self.eval_dataset, *(x.also_asked for x in self.extensions)]
+        sets = [rows for rows in sets if rows is not None]
         out, part = Path(self.args.output_dir), self.args.process_index
         by_logits = any(map(asks_for_logits, asking))
         by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
@@ -269,9 +263,7 @@ class UnlearnTrainer(AxolotlTrainer):
             if not self.unlearn_args.padding_free:
                 refuse_packing(model)
             for entries in filter(None, asking):
-                batches, total = self._all_rows(
-                    [s for s in sets if s is not None], wrapped is not None
-                )
+                batches, total = self._all_rows(sets, wrapped is not None)
                 precompute(
                     reference,
                     wrapped or model,
@@ -325,7 +317,7 @@ class UnlearnTrainer(AxolotlTrainer):
         for number, reference in enumerate(self.references.values()):
             if not reference.complete:
                 name = f"reference-{number}-{self.args.process_index}.json"
-                write_json(folder / name, reference.counts())
+                write_json(folder / name, reference.count)
         for one in self.extensions:
             one.on_checkpoint(out, folder)
         if self.is_world_process_zero():
@@ -345,7 +337,7 @@ class UnlearnTrainer(AxolotlTrainer):
     def _keep_answers(self, resumed: Path | None) -> None:
         """In files beside the run; ``resumed``: where `_save_checkpoint` wrote how many it had."""
         seen = {
-            source_of(entry, self.unlearn_args)
+            entry.source
             for phase in self.phases
             for entry in phase.entries
             if entry.objective.sees in ("distributions", "hidden")
@@ -356,7 +348,7 @@ class UnlearnTrainer(AxolotlTrainer):
                 continue
             gib = math.inf if source.mode == "cached" else self.unlearn_args.reference_gib
             own = declare(out, out / "reference", "log-probs", folder=True) / f"run-{number}"
-            known = {}
+            known = 0
             if resumed and (counts := resumed / f"reference-{number}-{part}.json").is_file():
                 known = json.loads(counts.read_text("utf-8"))
                 if resumed.parents[1].resolve() != out.resolve():
@@ -435,11 +427,8 @@ class UnlearnTrainer(AxolotlTrainer):
             is_training=True,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
-        if isinstance(eval_dataset, str):
-            rows = self.eval_dataset[eval_dataset]
-        else:
-            rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
         return self._get_dataloader(
             dataset=self._pairs(rows, training=False),
             description="Evaluation",
@@ -565,8 +554,7 @@ class UnlearnTrainer(AxolotlTrainer):
     ) -> StepLoss:
         references: dict[str, Any] = {}  # what answers as a `Reference` does
         for entry in entries:
-            source = source_of(entry, self.unlearn_args)
-            answers = None if source is None else self.references[source]
+            answers = None if entry.source is None else self.references[entry.source]
             for one in self.extensions:
                 answers = one.on_compared(entry, answers)
             references[entry.name] = answers
@@ -591,17 +579,10 @@ class UnlearnTrainer(AxolotlTrainer):
         return losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
 
     def _rows_of(self, phase: Phase, batch: Batch) -> Batch:
-        """The rows that the objectives are for; each role must have some."""
+        """The rows that the objectives are for."""
         roles = batch.on_host("role")
         if (roles == NOBODYS).all():  # it fills the epoch's last batch of some process
             return batch
-        for role in phase.roles:
-            if ROLES[role] not in roles:
-                raise UnlearnError(
-                    f"a batch came without {role} rows although an objective needs them: "
-                    f"add a dataset of type axolotl_unlearn.data.{role}"
-                    + (" and pairing.retain_per_forget > 0." if role == "retain" else ".")
-                )
         kept = np.isin(roles, [ROLES[role] for role in phase.roles])
         return batch if kept.all() else batch.rows(kept)
 

@@ -69,8 +69,7 @@ def ours(
 
     def loss(batch, folder=folder):
         if first:
-            for store in (reference._logp, reference._hidden):
-                getattr(store, "_where", store).clear()
+            getattr(reference._known, "_where", reference._known).clear()
         return step_loss(model, batch, entries, reference=reference).total
 
     return loss
