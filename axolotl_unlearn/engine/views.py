@@ -116,7 +116,6 @@ class View(ABC):
         """Whether its values reach the loss by `ForwardResult.weighted`, at the logits."""
         return False
 
-
     @abstractmethod
     def of_reference(self) -> ForwardSpec:
         """What it needs of the reference, if it compares with one."""
@@ -261,7 +260,6 @@ class Pairs(Labels):
 class Features(Labels):
     """Calls the objective once, with the features of each of its rows
     (`axolotl_unlearn.metrics.learned`) and what draws them towards those of held-out rows."""
-
 
     def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         return ForwardSpec(labels=self.positions, moments=self.positions)
