@@ -56,21 +56,17 @@ def find_inputs(
 
 def _with_texts(lines: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """The texts of a row alone are taken from the file."""
-    kept = {
-        (str(line.get("model")), str(row.get("id"))): row
-        for line in (read_json_lines(path) if path.is_file() else ())
-        for row in rows_of(line.get("rows"))
-    }
+    kept = {}
+    for line in read_json_lines(path) if path.is_file() else ():
+        rows = line.get("rows")
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, Mapping):
+                kept[str(line.get("model")), str(row.get("id"))] = row
     for line in lines:
         for row in line["rows"]:
             texts = kept.get((line["model"], row["id"]), {})
             row |= {key: str(texts[key]) for key in TEXTS if key in texts}
     return lines
-
-
-def rows_of(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings of a list, none where it is no list."""
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 def folder_of(results: str | Path) -> Path:
