@@ -16,10 +16,10 @@ from scipy.stats import norm
 from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
 from axolotl_unlearn.attacks.results import grid
 from axolotl_unlearn.attacks.target import bound_to
-from axolotl_unlearn.data.documents import author_of, read_documents
+from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
+from axolotl_unlearn.evaluation.sets import cluster_of, data_digests, find_file, load_sets
 from axolotl_unlearn.metrics.intervals import LEVEL, area_of, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
@@ -65,11 +65,8 @@ def attack_model(
         nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
-    # What a text is not independent of: its author, else its document.
-    clusters = tuple(
-        [f"author: {a}" if (a := author_of(text)) else f"{number}: {document_id(name)}"
-         for name, text in side] for number, side in enumerate((members, nonmembers))
-    )  # fmt: skip
+    both = (("member", members), ("nonmember", nonmembers))
+    clusters = tuple([cluster_of(side, *one) for one in texts] for side, texts in both)
     tests: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.evaluation.measure import Local, Session
 from axolotl_unlearn.evaluation.measurement import Measured
+from axolotl_unlearn.metrics.fluency import collapse_report
 from axolotl_unlearn.metrics.memorisation import loss
 from axolotl_unlearn.models import ModelSpec
 
@@ -31,8 +33,6 @@ class CollapseChecker:
         self, spec: ModelSpec, measured: Measured, original: Measured | None
     ) -> dict[str, Any] | None:
         """Of a model with its texts, or the one that is stored; None where neither is there."""
-        from axolotl_unlearn.metrics.fluency import collapse_report
-
         stored = self.stored(spec)
         rows = [row for row in self.session.sets.rows if row.key in measured.texts]
         if stored is not None or not rows:
@@ -71,8 +71,6 @@ class CollapseChecker:
 
     def _under(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.engine.token_scoring import context_of
-
         tokenizer, limit = model.tokenizer, context_of(model.model)
         texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]

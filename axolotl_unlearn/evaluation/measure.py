@@ -7,24 +7,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import torch
+
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.engine import token_scoring
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import generate, in_vllm
 from axolotl_unlearn.evaluation.cache import Cache
+from axolotl_unlearn.evaluation.continuations import score_pairs
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics.learned import text_features
+from axolotl_unlearn.metrics.membership import attack_losses
 from axolotl_unlearn.metrics.memorisation import (
+    TokenFacts,
     exact_memorisation,
     extraction_strength,
     longest_run,
     loss,
 )
+from axolotl_unlearn.metrics.semeval import row_score
+from axolotl_unlearn.metrics.words import contains_answer
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.generate import OnBatch
-    from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,26 +76,18 @@ class Local:
         self.model = load_model(spec, dtype=torch_dtype(settings.dtype), **how)
 
     def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
-        from axolotl_unlearn.engine import token_scoring
-
         return token_scoring.score_texts(self.model, self.tokenizer, texts, **options)
 
     def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
-        from axolotl_unlearn.evaluation.continuations import score_pairs
-
         pairs = [(record.input, record.output) for record in records]
         return score_pairs(self.model, self.tokenizer, pairs, join, **options)
 
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
-        from axolotl_unlearn.engine.token_scoring import score_options
-
-        return score_options(self.model, self.tokenizer, questions)
+        return token_scoring.score_options(self.model, self.tokenizer, questions)
 
     def generate(
-        self, prompts: Sequence[str], most: int, on_batch: OnBatch, seed: int | None = None
+        self, prompts: Sequence[str], most: int, on_batch: generate.OnBatch, seed: int | None = None
     ) -> None:
-        from axolotl_unlearn.evaluation import generate, in_vllm
-
         if self.settings.backend == "vllm":
             given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
             return in_vllm.generate(*given, on_batch, seed)
@@ -104,8 +102,6 @@ def _reach(facts: TokenFacts) -> dict[str, Any]:
 
 
 def torch_dtype(name: str) -> Any:
-    import torch
-
     if name == "auto":
         return "auto"
     dtype = getattr(torch, name, None)
@@ -170,9 +166,6 @@ class Session:
         return measured
 
     def _likelihoods(self, model: Local, measured: Measured, key: str, name: str) -> None:
-        from axolotl_unlearn.metrics.learned import text_features
-        from axolotl_unlearn.metrics.membership import attack_losses
-
         def facts_of(one: TokenFacts, text: str) -> dict[str, Any]:
             attacks = attack_losses(one, text)
             # As of an answer whose prompt is the first half.
@@ -216,8 +209,6 @@ class Session:
     def _samples(self, model: Local, measured: Measured, key: str, name: str) -> None:
         """In how many draws each forget row's answer is said, whatever is said greedily: a greedy
         answer hides what one of a few draws says (arXiv 2410.03523)."""
-        from axolotl_unlearn.metrics.words import contains_answer
-
         rows = [row for row in self.sets.rows if row.side == "forget"]
         prompts = [row.record.input for row in rows]
 
@@ -240,9 +231,6 @@ class Session:
         measured.said_of_samples = {row.key: sum(one[row.key] for one in each) for row in rows}
 
     def _rows(self, model: Local, measured: Measured, key: str, name: str) -> None:
-        from axolotl_unlearn.metrics.semeval import row_score
-        from axolotl_unlearn.metrics.words import contains_answer
-
         sets, cache, texts = self.sets, self.cache, self.settings.keep_texts
         rows = {row.key: row for row in sets.rows}
 
