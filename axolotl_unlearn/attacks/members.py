@@ -14,7 +14,6 @@ import torch
 from scipy.stats import norm
 
 from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
-from axolotl_unlearn.attacks.results import grid
 from axolotl_unlearn.attacks.target import bound_to
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
@@ -28,6 +27,7 @@ from axolotl_unlearn.metrics.membership import (
     tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
+from axolotl_unlearn.report.terminal import grid
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]

@@ -35,7 +35,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
         declare(out.parent, out, "texts")
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
-    attacks = extras.get("attack_results", ())
+    attacks = extras["attack_results"]
     answer(page=page, file=file, **read_json(file), verdicts=verdicts(results, attacks))
     show(table(results, attacks))
     say(*reasons(results, attacks).splitlines(), f"Report: {page}")

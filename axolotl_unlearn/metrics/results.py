@@ -559,11 +559,16 @@ class Recalled(Part):
     recalled: Gained
 
 
+class Before(Part):
+    recalled: Figure = Figure()
+
+
 class Tried(Part):
-    """One variant of an attack on the text."""
+    """One variant of an attack on the text, and what the model said of it ``before``."""
 
     variant: str
     gain: Recalled
+    before: Before = Before()
     above_control: Recalled | None = None
 
 
@@ -591,6 +596,7 @@ class Attack(Part):
     model: str
     attack: str
     title: str
+    sentence: str = ""
     weights: str | None = None
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)
@@ -618,15 +624,6 @@ class Attack(Part):
         p = [one.p for one in self.documents.values()]
         q = false_discovery_control(p, method="bh").tolist() if p else ()
         return dict(zip(self.documents, q, strict=True))
-
-
-def whole(attack: Mapping[str, Any]) -> bool:
-    """Has an attack's file all figures that `metrics.verdict.attacks` reads?"""
-    try:
-        Attack.model_validate(attack)
-    except (pydantic.ValidationError, RecursionError):
-        return False
-    return True
 
 
 class Results(Part):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.metrics.results import Results, load_results
 from axolotl_unlearn.metrics.verdict import Verdict, judged
+from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 #: Models that a sentence names.
 _MOST_NAMED = 10
@@ -32,9 +34,16 @@ class Answer:
 
 
 def answer_of(
-    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> Answer:
-    """Judge every model, with results of attacks on them, and say which one to use, or why none."""
+    """Judge every model, with results of attacks on them, and say which one to use, or why none.
+
+    Args:
+        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
+    """
+    if attacks is None:
+        attacks = attack_results(folder_of(results)) if isinstance(results, (str, Path)) else ()
     results = load_results(results)
     verdicts = judged(results, attacks)
     aggregates = {model.name: model.aggregate or 0.0 for model in results.models}

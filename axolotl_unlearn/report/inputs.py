@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits, with_attacks
-from axolotl_unlearn.metrics.results import Results, load_results, whole
-from axolotl_unlearn.metrics.verdict import told_by_attacks
+from axolotl_unlearn.metrics.results import Attack, Results, load_results, read
+from axolotl_unlearn.metrics.verdict import sentence, told_by_attacks
 
 #: Of a row of audit.jsonl, where the texts were kept.
 TEXTS = ("prompt", "expected", "generated")
@@ -24,11 +25,7 @@ def find_inputs(
 ) -> dict[str, Any]:
     """``extras`` of `write_report`: the audit of the results, with texts that audit.jsonl of the
     folder holds; of the folder, and of `attacks`, one file an attack."""
-    from axolotl_unlearn.attacks.results import sentence
-
     home, results = folder_of(folder), load_results(results)
-    lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
-    extras: dict[str, Any] = {"audit": _with_texts(lines, home / "audit.jsonl")}
     place = Path(attacks or home)
     attacked = attack_results(place)
     if attacks and not attacked:
@@ -39,19 +36,19 @@ def find_inputs(
         )
     if place.resolve() != home.resolve():
         attacked = [*attack_results(home), *attacked]
-    if attacked:
-        extras["attack_results"] = attacked
-        good = [one for one in attacked if whole(one)]
-        if told := told_by_attacks(results, good):
-            extras["audit"] = with_attacks(extras["audit"], told)
-        said: dict[str, str] = {}  # of runs with several settings all
-        for one in good:
-            name = f"{one['attack']} on {one['model']}"
-            said[name] = " ".join(
-                filter(None, [said.get(name), one.get("sentence") or sentence(one)])
-            )
-        extras["attack_sentences"] = said
-    return extras
+    says: dict[str, list[str]] = {}  # of runs with several settings all
+    for one in attacked:
+        with suppress(UnlearnError):  # of a file that is not whole; the verdict says so
+            file = read(Attack, one)
+            said = file.sentence or sentence(file)
+            says.setdefault(f"{file.attack} on {file.model}", []).append(said)
+    lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
+    lines = with_attacks(lines, told_by_attacks(results, attacked))
+    return {
+        "audit": _with_texts(lines, home / "audit.jsonl"),
+        "attack_results": attacked,
+        "attack_sentences": {name: " ".join(some) for name, some in says.items()},
+    }
 
 
 def _with_texts(lines: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:

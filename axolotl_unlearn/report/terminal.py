@@ -15,7 +15,6 @@ from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
 from axolotl_unlearn.metrics.semeval import SIDES
 from axolotl_unlearn.metrics.verdict import Verdict, show
 from axolotl_unlearn.report.answer import Answer, answer_of
-from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
@@ -25,12 +24,9 @@ def table(
     attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> Table:
     """The answer in a sentence, then one row a model: its scores and its verdict. Collapsed rows
-    and rows below the utility gate are red; the model to use is bold.
-
-    Args:
-        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
+    and rows below the utility gate are red; the model to use is bold. Arguments as of `answer_of`.
     """
-    answer = _answer(results, attacks)
+    answer = answer_of(results, attacks)
     results = load_results(results)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     title, left = Text(answer.sentence, style=f"bold {color}"), {"title_justify": "left"}
@@ -52,20 +48,13 @@ def table(
     return out
 
 
-def _answer(results: Any, attacks: Sequence[Mapping[str, Any]] | None) -> Answer:
-    if attacks is None:
-        on_disk = isinstance(results, (str, Path))
-        attacks = attack_results(folder_of(results)) if on_disk else []
-    return answer_of(results, attacks)
-
-
 def reasons(
     results: Results | Mapping[str, Any] | str | Path,
     attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """A line for each candidate that is not good: what speaks most against it; "" for one alone,
     of which the table's title says it."""
-    answer = _answer(results, attacks)
+    answer = answer_of(results, attacks)
     if len(answer.candidates) < 2:
         return ""
     against = {name: answer.verdicts[name] for name in answer.candidates}
@@ -78,8 +67,18 @@ def verdicts(
     attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, str]]:
     """By model what `table` and `reasons` say, for programs."""
-    each = _answer(results, attacks).verdicts.items()
+    each = answer_of(results, attacks).verdicts.items()
     return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
+
+
+def grid(title: str, figures: Sequence[str], *names: str) -> Table:
+    """An empty table with a column for each name and each figure."""
+    made = Table(title=title, box=box.SIMPLE_HEAD)
+    for name in names:
+        made.add_column(name, overflow="fold", no_wrap=name == "measure")
+    for name in figures:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
 
 
 def _cell(model: Model, metric: str, style: str) -> Text:

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read, whole
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read
 from axolotl_unlearn.metrics.verdict import criteria
 from axolotl_unlearn.metrics.verdict.criteria import (  # noqa: F401
     CRITERIA,
@@ -246,6 +247,37 @@ def told_by_attacks(
     return told
 
 
+def sentence(result: Attack | Mapping[str, Any]) -> str:
+    """What a result of an attack shows, in words: by the variant that brings back most above the
+    control.
+
+    Raises:
+        UnlearnError: It is not whole.
+    """
+    attack = read(Attack, result, "the attack")
+    if len(attack.rows) < 2:
+        return f"{attack.title}: nothing was asked, so nothing is shown."
+    row, gain, p, controlled = strongest_gain(attack)
+    figures = f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+    than = " more than from a model that never saw them" if controlled else ""
+    if p >= criteria.ALPHA:
+        text = f"{attack.title} brings nothing back that can be told from chance"
+        text += f" (most with {row.variant}: {figures}{than}, p {p:.3f}"
+    else:
+        text = f"{attack.title} brings back {gain.value:.2f} of the forget texts{than}"
+        text += f" (with {row.variant}: {figures}, p {p:.2g}"
+    variants = len(attack.rows) - 1
+    text += f", corrected for {variants} variants)" if variants > 1 else ")"
+    if not controlled:
+        text += "; without a control model that never saw them, part of it may be guessing"
+    if wrecks(attack) and p >= criteria.ALPHA:
+        text += (
+            ". It shows nothing: the training itself did away with more than half of what was "
+            "recalled before; lower --lr"
+        )
+    return text + "."
+
+
 def _facts(
     model: Model, original: Model | None, retrained: Model | None,
     attacks: Sequence[Mapping[str, Any]],
@@ -258,10 +290,11 @@ def _facts(
         if isinstance(name, str) and name != model.name and not same:
             continue
         title = str(one.get("title") or one.get("attack"))
-        if not whole(one):
+        try:
+            file = read(Attack, one)
+        except UnlearnError:
             unread.append(("torn", title))
             continue
-        file = read(Attack, one)
         apart = {key for key in file.data.keys() & model.data if file.data[key] != model.data[key]}
         if None not in (file.weights, model.weights) and file.weights != model.weights:
             ignored.append(f"{title} is of other weights")
