@@ -36,7 +36,7 @@ from axolotl_unlearn.attacks.members import (
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
-from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks, by_rank
+from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Attack, read
@@ -267,9 +267,10 @@ def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
 def test_clusters_count_as_one():
     """Ten texts of one author are one: the interval is wide, p is large."""
     members, others = np.repeat([1.0, 0.2], 10), np.repeat([0.0, 0.1, 0.3], 10)
-    alone = by_rank(members, others)
-    found = by_rank(members, others, ([i // 10 for i in range(20)], [i // 10 for i in range(30)]))
-    assert found.auc == alone.auc and alone.p < 0.01 < 0.1 < found.p and found.low < alone.low
+    clusters = [i // 10 for i in range(20)], [i // 10 for i in range(30)]
+    alone, found = (_ranked(None, [(members, others)], by, 0) for by in (None, clusters))
+    assert found["auc"] == alone["auc"] and found["low"] < alone["low"]
+    assert alone["p"] < 0.01 < 0.1 < found["p"]
 
 
 def test_rows_without_ids_are_no_documents_of_both_sides(monkeypatch):

@@ -119,6 +119,16 @@ def test_an_attacks_file_without_names_is_not_whole(tmp_path, results, lost):
     assert any(one.id == "attacks" and "is not whole" in one.says for one in merged.findings)
 
 
+@pytest.mark.parametrize("sentence", ["", "m: told.", 5])
+def test_an_attacks_file_without_a_sentence_is_read(tmp_path, results, sentence):
+    """The report ended with a KeyError, or with a TypeError where it was no text."""
+    one = {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}
+    file = {"attack": "inside", "title": "I", "model": "merged", "tests": {"a": one}}
+    (tmp_path / "inside-merged.json").write_text(json.dumps(file | {"sentence": sentence}))
+    said = find_inputs(results, tmp_path)["attack_sentences"]
+    assert said == ({"inside on merged": sentence} if sentence == "m: told." else {})
+
+
 def test_a_folder_without_attacks_is_said(tmp_path, results):
     with fails("report.no-attacks"):
         find_inputs(results, tmp_path, attacks=tmp_path)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
+from axolotl_unlearn.attacks.registry import Attack, Outcome, Target
 from axolotl_unlearn.attacks.target import bound_to
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
@@ -24,6 +24,7 @@ from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
     by_document,
+    gap_of,
     tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
@@ -110,10 +111,12 @@ def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[
 
 
 def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict[str, Any]:
-    row = _figures(by_rank(*pairs[0], clusters))
+    """By the order of scores: two-sided rank test, interval of the AUC; both by cluster."""
+    area, _, p = gap_of(pairs[0], None, clusters)
+    row = _figures(Outcome(*pairs[0], area.value, *area.interval(), p))
     if pairs[1:]:
         control = area_of(*pairs[1], clusters)
-        gap = area_of(*pairs[0], clusters).minus(control).difference()
+        gap = area.minus(control).difference()
         row |= {"p": gap.pop("p"), "control": control.value, "difference": gap}
     return row
 

@@ -25,9 +25,8 @@ from torch import Tensor
 from axolotl_unlearn.attacks import membership as files
 from axolotl_unlearn.engine.token_scoring import Query, check_length, score_queries, text_queries
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import LEVEL, Clusters
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.learned import FEATURES, MIN_TEXTS, PENALTY, learned_attack
-from axolotl_unlearn.metrics.membership import gap_of
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
 
@@ -56,9 +55,7 @@ class Target:
 
     def facts(self, texts: Sequence[str]) -> list[TokenFacts]:
         """Token facts of each text, computed once."""
-        return self.facts_of(self.queries(texts))
-
-    def facts_of(self, asked: Sequence[Query]) -> list[TokenFacts]:
+        asked = self.queries(texts)
         keys = [(tuple(q.ids), tuple(q.times), tuple(q.targets)) for q in asked]
         new = {key: q for key, q in zip(keys, asked, strict=True) if key not in self._known}
         self._known |= zip(new, score_queries(self.model, list(new.values())), strict=True)
@@ -177,12 +174,6 @@ def attacks(extensions: Sequence[str] = ()) -> dict[str, Attack]:
             ) from error
     order = get_args(Access)
     return dict(sorted(REGISTRY.items(), key=lambda item: order.index(item[1].access)))
-
-
-def by_rank(members: Array, nonmembers: Array, clusters: Clusters = None) -> Outcome:
-    """Scores judged by their order: two-sided rank test, interval of the AUC; both by cluster."""
-    area, _, p = gap_of((members, nonmembers), None, clusters)
-    return Outcome(members, nonmembers, area.value, *area.interval(), p)
 
 
 def by_learning(

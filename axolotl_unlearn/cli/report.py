@@ -19,14 +19,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
     """
     from axolotl_unlearn.files import declare
-    from axolotl_unlearn.report import (
-        find_inputs,
-        load_results,
-        reasons,
-        table,
-        verdicts,
-        write_report,
-    )
+    from axolotl_unlearn.report import answer_of, find_inputs, load_results, table, write_report
 
     results = load_results(folder)
     extras = find_inputs(results, folder, attacks)
@@ -35,7 +28,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
         declare(out.parent, out, "texts")
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
-    attacks = extras["attack_results"]
-    answer(page=page, file=file, **read_json(file), verdicts=verdicts(results, attacks))
-    show(table(results, attacks))
-    say(*reasons(results, attacks).splitlines(), f"Report: {page}")
+    judged = answer_of(results, extras["attack_results"])
+    answer(page=page, file=file, **read_json(file), verdicts=judged.labels)
+    show(table(judged))
+    say(*judged.reasons, f"Report: {page}")

@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Answer:
-    """What to use, and each model as judged.
+    """What to use, and each model of the results as judged.
 
     Attributes:
         tone: good, bad, or plain where no unlearned model was evaluated.
@@ -26,11 +26,26 @@ class Answer:
         candidates: names of the unlearned ones: the one to use first, then by Aggregate.
     """
 
+    results: Results
     sentence: str
     tone: str
     best: str | None
     verdicts: dict[str, Verdict]
     candidates: list[str]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What speaks most against each candidate that is not good; none for one alone, of which
+        the sentence says it."""
+        several = self.candidates if len(self.candidates) > 1 else ()
+        bad = {name: one.damning for name in several if not (one := self.verdicts[name]).good}
+        return [f"{name} is not good: {says}." for name, says in bad.items() if says]
+
+    @property
+    def labels(self) -> dict[str, dict[str, str]]:
+        """By model what the table and the reasons say, for programs."""
+        each = self.verdicts.items()
+        return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
 
 
 def answer_of(
@@ -67,7 +82,7 @@ def answer_of(
         # One word a model; the figures stand in the table below.
         kinds = ", ".join(_some([f"{name} ({verdicts[name].label})" for name in candidates]))
         says = f"None of these is good: {kinds}."
-    return Answer(says, tone, best, verdicts, candidates)
+    return Answer(results, says, tone, best, verdicts, candidates)
 
 
 def _some(names: list[str]) -> list[str]:

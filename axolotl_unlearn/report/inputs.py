@@ -40,8 +40,8 @@ def find_inputs(
     for one in attacked:
         with suppress(UnlearnError):  # of a file that is not whole; the verdict says so
             file = read(Attack, one)
-            said = file.sentence or sentence(file)
-            says.setdefault(f"{file.attack} on {file.model}", []).append(said)
+            if said := sentence(file) if file.rows else file.sentence:
+                says.setdefault(f"{file.attack} on {file.model}", []).append(said)
     lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
     lines = with_attacks(lines, told_by_attacks(results, attacked))
     return {

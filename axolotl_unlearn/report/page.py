@@ -79,7 +79,7 @@ class View:
         self.answer = answer_of(results, self.extras.get("attack_results", ()))
         self.palette = charts.colours([model.name for model in self.models])
         self.warning = membership_warning(results)
-        self.caption = " ".join(caption(results, self.answer).splitlines())
+        self.caption = " ".join(caption(self.answer).splitlines())
         self.sized = any(model.sizes for model in self.models)
         self.auc_chart = charts.auc_chart(self.models, self.palette)
         self.plane_chart = charts.plane_chart(self.models, self.palette)

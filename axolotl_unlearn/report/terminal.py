@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from axolotl_unlearn.metrics.intervals import ideal_membership
-from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
+from axolotl_unlearn.metrics.results import CELLS, Model, Results
 from axolotl_unlearn.metrics.semeval import SIDES
 from axolotl_unlearn.metrics.verdict import Verdict, show
 from axolotl_unlearn.report.answer import Answer, answer_of
@@ -19,25 +19,20 @@ from axolotl_unlearn.report.answer import Answer, answer_of
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
 
-def table(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> Table:
+def table(found: Answer | Results | Mapping[str, Any] | str | Path) -> Table:
     """The answer in a sentence, then one row a model: its scores and its verdict. Collapsed rows
-    and rows below the utility gate are red; the model to use is bold. Arguments as of `answer_of`.
-    """
-    answer = answer_of(results, attacks)
-    results = load_results(results)
+    and rows below the utility gate are red; the model to use is bold."""
+    answer = found if isinstance(found, Answer) else answer_of(found)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     title, left = Text(answer.sentence, style=f"bold {color}"), {"title_justify": "left"}
-    left |= {"caption": caption(results, answer), "caption_justify": "left"}
+    left |= {"caption": caption(answer), "caption_justify": "left"}
     out = Table(title=title, box=box.SIMPLE_HEAD, padding=0, **left)
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
     out.add_column("Model", overflow="fold", min_width=8)
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n0.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
-    for model in results.models:
+    for model in answer.results.models:
         marks = model.flags
         style = "red" if marks else "bold" if model.name == answer.best else ""
         out.add_row(
@@ -46,29 +41,6 @@ def table(
             _reading(model, marks, model.name == answer.best, answer.verdicts[model.name]),
         )
     return out
-
-
-def reasons(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> str:
-    """A line for each candidate that is not good: what speaks most against it; "" for one alone,
-    of which the table's title says it."""
-    answer = answer_of(results, attacks)
-    if len(answer.candidates) < 2:
-        return ""
-    against = {name: answer.verdicts[name] for name in answer.candidates}
-    bad = {name: one.damning for name, one in against.items() if not one.good and one.damning}
-    return "".join(f"{name} is not good: {says}.\n" for name, says in bad.items())
-
-
-def verdicts(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, dict[str, str]]:
-    """By model what `table` and `reasons` say, for programs."""
-    each = answer_of(results, attacks).verdicts.items()
-    return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
 
 
 def grid(title: str, figures: Sequence[str], *names: str) -> Table:
@@ -120,8 +92,9 @@ def _sizes(results: Results) -> str:
     return ", ".join(parts) if parts else "n not recorded"
 
 
-def caption(results: Results, answer: Answer) -> str:
+def caption(answer: Answer) -> str:
     """Conventions and n, so that a number can be compared with another one."""
+    results = answer.results
     lines = [
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
         "Higher is better except AUC: 0.5 is ideal, above = under-forgetting, "
