@@ -53,7 +53,7 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
         return [_fault("other-recipe", says)]
     if says := _unread(recipe):
         return [_fault("not-read", f"{says}; correct it.")]
-    faults, opened = list(_unknown(recipe)), []
+    faults, opened = [_fault(*one) for one in _unknown(recipe)], []
     for source in (recipe["base_model"], *(one["model"] for one in given)):
         try:
             opened.append(_opened(str(source)))
@@ -94,8 +94,8 @@ def _unread(recipe: Mapping[str, Any]) -> str:
     return ""
 
 
-def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
-    """What mergekit takes without a word."""
+def _unknown(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What mergekit takes without a word: code and sentence."""
     from mergekit import merge_methods
     from mergekit.config import InputModelDefinition, MergeConfiguration
 
@@ -103,50 +103,45 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
     for one, kind in ((recipe, MergeConfiguration), *((m, InputModelDefinition) for m in models)):
         for key in sorted(map(str, one.keys() - kind.model_fields)):
             says = f"`{key}` is no key of a {'recipe' if one is recipe else 'model'}"
-            yield _fault("unknown-key", f"{says}; correct it, or put it under `parameters`.")
+            yield "unknown-key", f"{says}; correct it, or put it under `parameters`."
     name = recipe.get("merge_method")
     try:
         method = merge_methods.get(str(name))
     except (KeyError, RuntimeError):
-        says = f"`merge_method: {name}` is none of mergekit's; correct it."
-        yield _fault("unknown-method", says)
+        yield "unknown-method", f"`merge_method: {name}` is none of mergekit's; correct it."
         return
     known = {parameter.name: parameter for parameter in method.spec.parameters}
     common, *own = ({**(one.get("parameters") or {})} for one in (recipe, *models))
     for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
-        says = f"`{key}` is no parameter of {name}; correct or remove it."
-        yield _fault("unknown-parameter", says)
+        yield "unknown-parameter", f"`{key}` is no parameter of {name}; correct or remove it."
     for one, its in zip(models, own, strict=True):
         scopes = ("shared", "non_base")[: 1 + (one["model"] == recipe["base_model"])]
         for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
             says = f"{one['model']}: mergekit does not read `{key}` here; put it under `parameters`"
-            yield _fault("unknown-parameter", f"{says} of the recipe, or remove it.")
+            yield "unknown-parameter", f"{says} of the recipe, or remove it."
     for key in (key for key, one in known.items() if one.required and key not in common):
         for one, its in zip(models, own, strict=True):
             if key not in its and one["model"] != recipe["base_model"]:
-                says = f"{one['model']} has no `{key}`, which {name} needs; write it."
-                yield _fault("no-parameter", says)
+                yield "no-parameter", f"{one['model']} has no `{key}`; {name} needs it: write it."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:
             try:
                 number = known[key].validate(value)
             except ValidationError:
-                yield _fault("no-value", f"`{key}: {value}` is no value of {name}'s; correct it.")
+                yield "no-value", f"`{key}: {value}` is no value of {name}'s; correct it."
             else:
                 if key == "density" and not 0 < number <= 1:  # the share of a change that is kept
-                    says = f"`density: {value}`: write a number above 0, 1 at most."
-                    yield _fault("no-value", says)
+                    yield "no-value", f"`density: {value}`: write a number above 0, 1 at most."
                 elif key == "gamma" and not 0 <= number < 1:  # that of its largest, left out
-                    says = f"`gamma: {value}`: write a number from 0 on, below 1."
-                    yield _fault("no-value", says)
+                    yield "no-value", f"`gamma: {value}`: write a number from 0 on, below 1."
                 elif isinstance(number, float) and not math.isfinite(number):
-                    yield _fault("no-value", f"`{key}: {value}`: write a finite number.")
+                    yield "no-value", f"`{key}: {value}`: write a finite number."
     kinds = {recipe.get("dtype"), recipe.get("out_dtype") or "float32"}
     if kinds != {"float32"}:
         key = "dtype" if recipe.get("dtype") != "float32" else "out_dtype"
         says = f"write `{key}: float32`: bfloat16 rounds most changes of LoRA size to zero."
-        yield _fault("not-float32", says)
+        yield "not-float32", says
 
 
 def _scalars(setting: Any) -> list[Any]:

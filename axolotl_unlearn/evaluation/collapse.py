@@ -42,7 +42,14 @@ class CollapseChecker:
         if self.before is not None and spec.name != self.before.name:
             if known := original.outputs:
                 against = "original's outputs"
-            nll = self._losses(texts, f"{spec.name}: fluency")
+            model = self.session.load(self.before)
+            if not self._ordinary:
+                # An output begins in the middle of a text, where every model is less sure: so does
+                # what it is compared with.
+                halves = (second_half(text) for _, text in self.session.sets.nonmember)
+                some = list(filter(None, halves))
+                self._ordinary = self._losses(model, some, "ordinary texts")
+            nll = self._losses(model, texts, f"{spec.name}: fluency")
         sides = {
             side: collapse_report(
                 [texts[i] for i in where],
@@ -59,17 +66,7 @@ class CollapseChecker:
         self.session.cache.put(self._key(spec), report)
         return report
 
-    def _losses(self, texts: Sequence[str], bar: str) -> list[float]:
-        """Mean loss of each text under the original, which is loaded for it."""
-        model = self.session.load(self.before)
-        if not self._ordinary:
-            # An output begins in the middle of a text, where every model is less sure: so does
-            # what it is compared with.
-            halves = [second_half(text) for _, text in self.session.sets.nonmember]
-            self._ordinary = self._under(model, list(filter(None, halves)), "ordinary texts")
-        return self._under(model, texts, bar)
-
-    def _under(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
+    def _losses(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
         tokenizer, limit = model.tokenizer, context_of(model.model)
         texts = [cut(text, tokenizer, limit) for text in texts]
