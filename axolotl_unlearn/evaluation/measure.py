@@ -140,7 +140,7 @@ class Session:
     ) -> list[R]:  # fmt: skip
         """``made`` of each answer of ``ask(items, on_batch=...)`` and its item, a part of them at a
         time; with a key an interrupted run goes on where it was."""
-        stored = self.cache.rows_so_far(key, False) if key is not None else ()
+        stored = self.cache.rows_so_far(key) if key is not None else ()
         known = {row["key"]: row["value"] for row in stored}
         with self.counting(bar, len(items)) as count:
             for start in range(0, len(items), _AT_ONCE):
@@ -241,8 +241,8 @@ class Session:
                     column[stored["key"]] = stored[name]
 
         # Without its texts nobody could say whether a model collapsed: they are generated again.
-        for stored in cache.rows_so_far(key, need_texts=True):
-            if stored.get("key") in rows:
+        for stored in cache.rows_so_far(key):
+            if stored.get("key") in rows and stored.get("text") is not None:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
         with self.counting(f"{name}: rows", len(todo)) as count:
@@ -254,9 +254,8 @@ class Session:
                     kind, expected = row.record.kind, row.record.output
                     says_it = contains_answer(said, expected) if kind == "question" else None
                     known = {"key": row.key, "value": row_score(kind, said, expected)}
-                    known |= {"contained": says_it}
-                    take({**known, "text": said})
-                    done.append({**known, "text": said})
+                    done.append(known | {"contained": says_it, "text": said})
+                    take(done[-1])
                 if texts:
                     cache.add_rows(key, done)
                 count(numbers)
