@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,6 +217,24 @@ def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     assert counts and set(counts) < set(measured["values"])
     assert all(key.startswith("forget/") and 0 <= n <= 3 for key, n in counts.items())
     assert max(counts.values()) > 0
+
+
+def test_draws_go_on_too(home, tmp_path, monkeypatch):
+    """Killed in the second draw: the first was drawn again."""
+    real, seeds = generate.generate_greedily, []
+
+    def dies(*given, seed=None, **options):
+        seeds.append(seed)
+        if seeds.count(2) == 1 and seed == 2:
+            raise KeyboardInterrupt
+        return real(*given, seed=seed, **options)
+
+    monkeypatch.setattr(generate, "generate_greedily", dies)
+    options = OPTIONS | {"samples": 3, "limit": 12, "max_gen_toks": 2, "keep_texts": True}
+    for _ in range(2):
+        with suppress(KeyboardInterrupt):
+            evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    assert [seed for seed in seeds if seed] == [1, 2, 2, 3]
 
 
 def test_draws_of_another_batch_size_are_drawn_again():

@@ -315,6 +315,7 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
         "of": len(words(best.rest)),
         "tokens": max((one.tokens for one in items if one.tokens is not None), default=None),
         "p": None if p is None else min(1.0, p * texts),
+        "q": None,
         "side": side,
         "not_measured": away,
     }

@@ -212,23 +212,24 @@ class Session:
         rows = [row for row in self.sets.rows if row.side == "forget"]
         prompts = [row.record.input for row in rows]
 
-        def drawn(draws: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
-            made: list[dict[str, int]] = []
+        def drawn(draw: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
+            made: dict[str, int] = {}
 
             def take(numbers: Sequence[int], texts: Sequence[str]) -> None:
                 for row, text in zip([rows[n] for n in numbers], texts, strict=True):
-                    made[-1][row.key] = int(contains_answer(text, row.record.output))
+                    made[row.key] = int(contains_answer(text, row.record.output))
 
-            for draw in draws:
-                made.append({})
-                seed = self.settings.seed + 1 + draw
-                model.generate(prompts, self.settings.max_gen_toks, take, seed)
-                on_batch([draw])
-            return made
+            seed = self.settings.seed + 1 + draw[0]
+            model.generate(prompts, self.settings.max_gen_toks, take, seed)
+            on_batch(draw)
+            return [made]
 
-        draws = list(range(self.settings.samples))
-        each = self.each(f"{name}: draws", draws, drawn, lambda one, _: one, f"{key}-draws")
-        measured.said_of_samples = {row.key: sum(one[row.key] for one in each) for row in rows}
+        said = dict.fromkeys([row.key for row in rows], 0)
+        for draw in range(self.settings.samples):  # one at a time: a killed run goes on after it
+            asked = f"{name}: draw {draw + 1}", [draw], drawn, lambda one, _: one
+            (made,) = self.each(*asked, f"{key}-draw{draw}")
+            said = {row: count + made[row] for row, count in said.items()}
+        measured.said_of_samples = said
 
     def _rows(self, model: Local, measured: Measured, key: str, name: str) -> None:
         sets, cache, texts = self.sets, self.cache, self.settings.keep_texts

@@ -60,7 +60,7 @@ def summarise(
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "gate": semeval.gate(utility, before),
-        **_any_script(measured, sets, settings),
+        **_any_script(measured, sets),
         "answers": _answers(measured, sets),
         "seconds": measured.seconds,
         **text_facts(measured, sets, settings.samples),
@@ -152,9 +152,7 @@ def derived(sets: EvaluationSets) -> list[bool]:
     return [follows(row) for row in sets.forget]
 
 
-def _any_script(
-    measured: Measured, sets: EvaluationSets, settings: Settings
-) -> dict[str, dict[str, Any]]:
+def _any_script(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, Any]]:
     """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
     if not measured.any_script:
         return {"any_script": {}}

@@ -134,10 +134,9 @@ class View:
     @property
     def sentences(self) -> list[tuple[str, str]]:
         """What each attack says, by its name; and what of them the verdict does not count."""
-        named = self.extras.get("attack_sentences", {}).items()
-        says = [(name, text.removeprefix(f"{name}: ")) for name, text in named]
         verdicts = self.answer.verdicts.items()
-        return says + [(n, f"not counted: {x}.") for n, one in verdicts for x in one.ignored]
+        ignored = [(n, f"not counted: {x}.") for n, one in verdicts for x in one.ignored]
+        return [*self.extras.get("attack_sentences", {}).items(), *ignored]
 
     @cached_property
     def membership(self) -> dict[str, Any]:

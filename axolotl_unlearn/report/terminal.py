@@ -38,7 +38,7 @@ def table(found: Answer | Results | Mapping[str, Any] | str | Path) -> Table:
         out.add_row(
             Text(model.name, style=style),
             *(_cell(model, metric, style) for metric in HEADLINES),
-            _reading(model, marks, model.name == answer.best, answer.verdicts[model.name]),
+            _reading(marks, model.name == answer.best, answer.verdicts[model.name]),
         )
     return out
 
@@ -61,7 +61,7 @@ def _cell(model: Model, metric: str, style: str) -> Text:
     return text
 
 
-def _reading(model: Model, marks: list[str], is_best: bool, verdict: Verdict) -> Text:
+def _reading(marks: list[str], is_best: bool, verdict: Verdict) -> Text:
     """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")

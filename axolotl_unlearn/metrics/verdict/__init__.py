@@ -218,17 +218,16 @@ def judge(
     # An original or a retrained model is compared with chance.
     retrained = retrained if model.part in ("candidate", "reference") else None
     original = original if original is not None and original.name != model.name else None
-    facts, ignored = _facts(model, original, retrained, attacks)
+    facts = _facts(model, original, retrained, attacks)
     reads = {name: list(CRITERIA[name].read(facts)) for name in asks or CRITERIA}
     findings = [Finding.of(name, worst(name, found)) for name, found in reads.items() if found]
     failed = {finding.status for finding in findings if finding.outcome == "fail"}
     status = next((one for one in STATUSES if one in failed), "not shown")
     if all(finding.outcome == "pass" for finding in findings):
         status = "good"
-    sentence = _sentence(status, facts, findings, ignored)
     against = "chance" if retrained is None else "retrained"
-    parts = (facts.told, facts.power, against, sentence, model.part, ignored)
-    return Verdict(status, findings, *parts)
+    parts = (facts.told, facts.power, against, _sentence(status, facts, findings), model.part)
+    return Verdict(status, findings, *parts, facts.ignored)
 
 
 def told_by_attacks(
@@ -238,8 +237,7 @@ def told_by_attacks(
     of each document what the file says that tells it best."""
     told: dict[str, dict[str, dict[str, Any]]] = {}
     for model in results.models:
-        facts, _ = _facts(model, results.role("original"), None, attacks)
-        for file in facts.attacks:
+        for file in _facts(model, results.role("original"), None, attacks).attacks:
             mine, q = told.setdefault(model.name, {}), file.q
             for name, one in file.documents.items():
                 if name not in mine or q[name] < mine[name]["q"]:
@@ -281,8 +279,7 @@ def sentence(result: Attack | Mapping[str, Any]) -> str:
 def _facts(
     model: Model, original: Model | None, retrained: Model | None,
     attacks: Sequence[Mapping[str, Any]],
-) -> tuple[Facts, tuple[str, ...]]:  # fmt: skip
-    """The facts, and what of the files is no evidence on this model."""
+) -> Facts:  # fmt: skip
     mine, unread, ignored = [], [], []
     for one in attacks:
         name = one.get("model")
@@ -306,12 +303,10 @@ def _facts(
             unread.append(("taught", title))
         else:
             mine.append(file)
-    return Facts(model, original, retrained, tuple(mine), tuple(unread)), tuple(ignored)
+    return Facts(model, original, retrained, *map(tuple, (mine, unread, ignored)))
 
 
-def _sentence(
-    status: str, facts: Facts, findings: Sequence[Finding], ignored: Sequence[str]
-) -> str:
+def _sentence(status: str, facts: Facts, findings: Sequence[Finding]) -> str:
     """The headline, what decided, and the figures; of a model that nothing speaks against also what
     was not looked at."""
     model, original = facts.model, facts.original
@@ -338,4 +333,4 @@ def _sentence(
             text += f" {both} answers are said that the retrained model says as well."
         if facts.retrained is not None and original is None:
             text += " The retrained model was not compared with the one before unlearning."
-    return text + "".join(f" Not counted: {one}." for one in ignored)
+    return text + "".join(f" Not counted: {one}." for one in facts.ignored)

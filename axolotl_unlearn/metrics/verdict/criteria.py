@@ -115,6 +115,7 @@ class Facts:
     Attributes:
         attacks: Files that are whole and of this model.
         unread: Of others what is wrong: the case, and the attack's title.
+        ignored: Those that are no evidence on this model, in words.
     """
 
     model: Model
@@ -122,6 +123,7 @@ class Facts:
     retrained: Model | None = None
     attacks: tuple[Attack, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
