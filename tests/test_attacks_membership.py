@@ -35,7 +35,7 @@ from axolotl_unlearn.attacks.members import (
 )
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
-from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
+from axolotl_unlearn.attacks.membership.likelihoods import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
