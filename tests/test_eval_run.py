@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from contextlib import suppress
@@ -637,21 +638,20 @@ def test_intervals_of_membership_go_by_author():
     assert alone["auc"] == by_author["auc"]
     assert by_author["interval"][0] < alone["interval"][0] < 0.5
     assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
-    for one in (*found.member, *found.nonmember):
-        one["attacks"] = {"entropy": float("nan")}
-    with fails("eval.not-finite") as fault:
-        figures(1)
-    assert "entropy" in str(fault.value)
 
 
-def test_a_canary_whose_loss_is_no_number_is_said(home, tmp_path, monkeypatch):
-    """NaN had the same rank in all of them: p was 1."""
+@pytest.mark.parametrize("function, given", [
+    ("loss", float("nan")), ("attack_losses", {"loss": 1.0, "entropy": float("nan")}),
+])  # fmt: skip
+def test_a_score_that_is_no_number_is_said(home, tmp_path, monkeypatch, function, given):
+    """NaN had the same rank in all canaries: p was 1."""
     rows = [{"id": f"c{i}", "document": f"in {i}", "included": i % 2 == 0} for i in range(10)]
     (tmp_path / "canaries.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(measure, "loss", lambda _: float("nan"))
+    monkeypatch.setattr(measure, function, lambda *_: copy.copy(given))
     more = OPTIONS | {"canaries": str(tmp_path / "canaries.jsonl")}
-    with fails("eval.not-finite"):
+    with fails("eval.not-finite") as fault:
         evaluate([str(home / "original")], home / "data", tmp_path, **more)
+    assert ("entropy" in str(fault.value)) is (function != "loss")
 
 
 def test_a_dtype_that_torch_lacks():

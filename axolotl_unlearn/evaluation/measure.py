@@ -184,14 +184,17 @@ class Session:
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
         measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
-        losses = [one["loss"] for one in each]
         texts = [text for _, text in sets.canaries]
         if texts:
             asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
             measured.canary_loss = self.each(*asked, f"{key}-canaries")
-        if not all(map(math.isfinite, losses + measured.canary_loss)):
+        values = {what: [one["attacks"][what] for one in each]
+                  for what in (each[0]["attacks"] if each else ())}  # fmt: skip
+        values["loss"] = [one["loss"] for one in each] + measured.canary_loss
+        if bad := [what for what, some in values.items() if not all(map(math.isfinite, some))]:
             raise UnlearnError(
-                f"model {name!r}: the loss of a document is not finite; its weights are broken.",
+                f"model {name!r}: the {bad[0]} of some texts is NaN or infinite; its weights or "
+                "its precision are broken: evaluate in float32 and check the weights.",
                 code="eval.not-finite",
             )
         if sets.utility:
