@@ -77,15 +77,14 @@ def attack_results(folder: Path) -> list[dict[str, Any]]:
 
     Half a file too: the verdict does not pass over it.
     """
-    files = map(_json, sorted(folder.glob("*-*.json")))
-    marks = {"attack", "title", "model", "rows", "tests"}
-    return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as fault:
-        raise UnlearnError(
-            f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
-        ) from fault
+    found, marks = [], {"attack", "title", "model", "rows", "tests"}
+    for path in sorted(folder.glob("*-*.json")):
+        try:
+            one = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as fault:
+            raise UnlearnError(
+                f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
+            ) from fault
+        if isinstance(one, dict) and len(marks & one.keys()) > 1:
+            found.append(one)
+    return found
