@@ -9,7 +9,7 @@ from typing import Any
 from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.evaluation.measure import Local, Session
 from axolotl_unlearn.evaluation.measurement import Measured
-from axolotl_unlearn.metrics.fluency import collapse_report
+from axolotl_unlearn.metrics.fluency import collapse_report, output_figures
 from axolotl_unlearn.metrics.memorisation import loss
 from axolotl_unlearn.models import ModelSpec
 
@@ -50,17 +50,14 @@ class CollapseChecker:
                 some = list(filter(None, halves))
                 self._ordinary = self._losses(model, some, "ordinary texts")
             nll = self._losses(model, texts, f"{spec.name}: fluency")
-        sides = {
-            side: collapse_report(
-                [texts[i] for i in where],
-                known[side] if known else [rows[i].record.output for i in where],
-                prompts=[rows[i].record.input for i in where],
-                nll=None if nll is None else [nll[i] for i in where],
-                ordinary_nll=None if nll is None else self._ordinary,
-            )
-            for side in ("retain", "forget")
-            if (where := [i for i, row in enumerate(rows) if row.side == side])
-        }
+        sides = {}
+        for side in dict.fromkeys(row.side for row in rows):
+            where = [i for i, row in enumerate(rows) if row.side == side]
+            prompts, own = [rows[i].record.input for i in where], [texts[i] for i in where]
+            expected = [rows[i].record.output for i in where]
+            base = known[side] if known else output_figures(expected, prompts)
+            losses = nll and ([nll[i] for i in where], self._ordinary)
+            sides[side] = collapse_report(own, base, prompts=prompts, losses=losses)
         report = dict(sides.get("retain") or sides["forget"])
         report |= {"forget": sides.get("forget"), "against": against}
         self.session.cache.put(self._key(spec), report)
