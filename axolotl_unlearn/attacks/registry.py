@@ -55,7 +55,9 @@ class Target:
 
     def facts(self, texts: Sequence[str]) -> list[TokenFacts]:
         """Token facts of each text, computed once."""
-        asked = self.queries(texts)
+        return self.facts_of(self.queries(texts))
+
+    def facts_of(self, asked: Sequence[Query]) -> list[TokenFacts]:
         keys = [(tuple(q.ids), tuple(q.times), tuple(q.targets)) for q in asked]
         new = {key: q for key, q in zip(keys, asked, strict=True) if key not in self._known}
         self._known |= zip(new, score_queries(self.model, list(new.values())), strict=True)
