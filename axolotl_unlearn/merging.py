@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -50,9 +51,9 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
     if not given or not isinstance(given, list) or not recipe.get("base_model"):
         says = "a recipe needs `base_model` and `models`; others are not checked."
         return [_fault("other-recipe", says)]
-    if faults := list(_unread(recipe)):
-        return faults
-    faults, opened = list(_unknown(recipe)), []
+    if says := _unread(recipe):
+        return [_fault("not-read", f"{says}; correct it.")]
+    faults, opened = [_fault(*one) for one in _unknown(recipe)], []
     for source in (recipe["base_model"], *(one["model"] for one in given)):
         try:
             opened.append(_opened(str(source)))
@@ -79,75 +80,68 @@ def _fault(code: str, says: str) -> UnlearnError:
     return UnlearnError(says, code=f"merging.{code}")
 
 
-def _unread(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
+def _unread(recipe: Mapping[str, Any]) -> str:
     """What mergekit itself refuses."""
     from mergekit.config import MergeConfiguration
-    from pydantic import ValidationError
 
     try:
         MergeConfiguration.model_validate(recipe)
     except ValidationError as error:
         one = error.errors()[0]
-        says = f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}; correct it."
-        yield _fault("not-read", says)
+        return f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}"
     except RuntimeError as error:
-        yield _fault("not-read", f"{error}; correct the recipe.")
+        return str(error)
+    return ""
 
 
-def _unknown(recipe: Mapping[str, Any]) -> Iterator[UnlearnError]:
-    """What mergekit takes without a word."""
+def _unknown(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What mergekit takes without a word: code and sentence."""
     from mergekit import merge_methods
     from mergekit.config import InputModelDefinition, MergeConfiguration
-    from pydantic import ValidationError
 
     models = recipe["models"]
     for one, kind in ((recipe, MergeConfiguration), *((m, InputModelDefinition) for m in models)):
         for key in sorted(map(str, one.keys() - kind.model_fields)):
             says = f"`{key}` is no key of a {'recipe' if one is recipe else 'model'}"
-            yield _fault("unknown-key", f"{says}; correct it, or put it under `parameters`.")
+            yield "unknown-key", f"{says}; correct it, or put it under `parameters`."
     name = recipe.get("merge_method")
     try:
         method = merge_methods.get(str(name))
     except (KeyError, RuntimeError):
-        says = f"`merge_method: {name}` is none of mergekit's; correct it."
-        yield _fault("unknown-method", says)
+        yield "unknown-method", f"`merge_method: {name}` is none of mergekit's; correct it."
         return
     known = {parameter.name: parameter for parameter in method.spec.parameters}
     common, *own = ({**(one.get("parameters") or {})} for one in (recipe, *models))
     for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
-        says = f"`{key}` is no parameter of {name}; correct or remove it."
-        yield _fault("unknown-parameter", says)
+        yield "unknown-parameter", f"`{key}` is no parameter of {name}; correct or remove it."
     for one, its in zip(models, own, strict=True):
         scopes = ("shared", "non_base")[: 1 + (one["model"] == recipe["base_model"])]
         for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
             says = f"{one['model']}: mergekit does not read `{key}` here; put it under `parameters`"
-            yield _fault("unknown-parameter", f"{says} of the recipe, or remove it.")
+            yield "unknown-parameter", f"{says} of the recipe, or remove it."
     for key in (key for key, one in known.items() if one.required and key not in common):
         for one, its in zip(models, own, strict=True):
             if key not in its and one["model"] != recipe["base_model"]:
-                says = f"{one['model']} has no `{key}`, which {name} needs; write it."
-                yield _fault("no-parameter", says)
+                yield "no-parameter", f"{one['model']} has no `{key}`; {name} needs it: write it."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:
             try:
                 number = known[key].validate(value)
             except ValidationError:
-                yield _fault("no-value", f"`{key}: {value}` is no value of {name}'s; correct it.")
+                yield "no-value", f"`{key}: {value}` is no value of {name}'s; correct it."
             else:
                 if key == "density" and not 0 < number <= 1:  # the share of a change that is kept
-                    says = f"`density: {value}`: write a number above 0, 1 at most."
-                    yield _fault("no-value", says)
+                    yield "no-value", f"`density: {value}`: write a number above 0, 1 at most."
                 elif key == "gamma" and not 0 <= number < 1:  # that of its largest, left out
-                    says = f"`gamma: {value}`: write a number from 0 on, below 1."
-                    yield _fault("no-value", says)
+                    yield "no-value", f"`gamma: {value}`: write a number from 0 on, below 1."
                 elif isinstance(number, float) and not math.isfinite(number):
-                    yield _fault("no-value", f"`{key}: {value}`: write a finite number.")
+                    yield "no-value", f"`{key}: {value}`: write a finite number."
     kinds = {recipe.get("dtype"), recipe.get("out_dtype") or "float32"}
     if kinds != {"float32"}:
         key = "dtype" if recipe.get("dtype") != "float32" else "out_dtype"
         says = f"write `{key}: float32`: bfloat16 rounds most changes of LoRA size to zero."
-        yield _fault("not-float32", says)
+        yield "not-float32", says
 
 
 def _scalars(setting: Any) -> list[Any]:
@@ -185,15 +179,13 @@ def _opened(source: str) -> Model | None:
 def _fits(base: Model, parent: Model) -> None:
     """Raises `UnlearnError`: a weight is no number; or shape, tokenizer, base, kind are others."""
     theirs, ours, adapter = parent.path, base.path, parent.adapter
-    tuned = adapter and adapter / ADAPTER
-    factors = Tensors.of_file(tuned) if tuned and tuned.is_file() else Tensors()
-    for folder, tensors in ((theirs, parent.tensors), (adapter, factors)):
+    tuned = [ADAPTER] if adapter and (adapter / ADAPTER).is_file() else []
+    for folder, tensors in ((theirs, parent.tensors), (adapter, Tensors(adapter, *tuned))):
         if broken := tensors.scan[1]:
             says = f"{folder}: tensor {broken} holds NaN or infinity: that run diverged, train it "
             raise _fault("not-finite", f"{says}again.")
     if adapter and _from_another(adapter, parent):
-        says = f"{adapter} was trained from another base than {theirs} is now ({RECORD} holds "
-        raise _fault("other-base", f"{says}another hash): train it again, or name that base.")
+        raise _other_base(adapter, f"{theirs} is now")
     if theirs.samefile(ours):
         return
     kinds = [(one.config.get("architectures") or ["no architecture"])[0] for one in (base, parent)]
@@ -217,19 +209,20 @@ def _fits(base: Model, parent: Model) -> None:
         )
     for folder in (theirs, theirs.parent):  # of the run that a merged copy lies in
         if (folder / RECORD).exists():
-            if not _from_another(folder, base):
-                return
-            raise _fault(
-                "other-base",
-                f"{theirs} was trained from another base than {ours} ({RECORD} holds "
-                "another hash): name the base it started from, or train it again.",
-            )
+            if _from_another(folder, base):
+                raise _other_base(theirs, str(ours))
+            return
     if (distance := _least_distance(base, parent)) > UNRELATED:
         raise _fault(
             "unrelated",
             f"{theirs} does not descend from the base {ours} (its nearest tensor is "
             f"{distance:.2f} of the base's norm away): name the model it started from.",
         )
+
+
+def _other_base(run: str | Path, than: str) -> UnlearnError:
+    says = f"{run} was trained from another base than {than} ({RECORD} holds another hash)"
+    return _fault("other-base", f"{says}: train it again, or name the base it started from.")
 
 
 def _from_another(folder: Path, base: Model) -> bool:
@@ -246,27 +239,20 @@ def _other_tokenizer(*folders: Path) -> str | None:
         return None
     try:
         loaded = [AutoTokenizer.from_pretrained(one, trust_remote_code=False) for one in folders]
-        return tokenizer_difference(*loaded)
+        vocabulary, its = (one.get_vocab() for one in loaded)
+        if others := vocabulary.items() ^ its.items():
+            return f"{len(others)} entries of the vocabulary differ"
+        special = [set(one.all_special_tokens) - {one.pad_token} for one in loaded]
+        if special[0] != special[1]:
+            return "other special tokens"
+        # Every entry of the vocabulary is a text that both have to cut alike.
+        every = [loaded[0].decode([number]) for number in sorted(vocabulary.values())]
+        for adds, texts in ((True, [PROBE]), (False, [PROBE, *every])):
+            ids = [one(texts, add_special_tokens=adds)["input_ids"] for one in loaded]
+            if ids[0] != ids[1]:
+                return "the same text has other tokens"
     except Exception as error:  # of many libraries; a tokenizer of its own code
         return f"they cannot be compared: {type(error).__name__}"
-
-
-def tokenizer_difference(first: Any, second: Any) -> str | None:
-    """What two tokenizers do differently: the vocabulary, special tokens, a text; None for nothing.
-
-    Every entry of the vocabulary is a text that both have to cut alike.
-    """
-    vocabulary = first.get_vocab()
-    if others := set(vocabulary.items()) ^ set(second.get_vocab().items()):
-        return f"{len(others)} entries of the vocabulary differ"
-    special = [set(one.all_special_tokens) - {one.pad_token} for one in (first, second)]
-    if special[0] != special[1]:
-        return "other special tokens"
-    every = [first.decode([number]) for number in sorted(vocabulary.values())]
-    for adds, texts in ((True, [PROBE]), (False, [PROBE, *every])):
-        ids = [one(texts, add_special_tokens=adds)["input_ids"] for one in (first, second)]
-        if ids[0] != ids[1]:
-            return "the same text has other tokens"
     return None
 
 
@@ -295,22 +281,20 @@ def read_json(path: Path) -> dict:
 
 
 class Tensors(dict[str, Path]):
-    """The tensors of one or more safetensors files by name, opened anew for each read."""
+    """The tensors of some safetensors files by name, opened anew for each read."""
 
-    @classmethod
-    def of_file(cls, path: Path) -> Tensors:
-        return cls(dict.fromkeys(sorted(_names(path)), path))
-
-    @classmethod
-    def of_checkpoint(cls, folder: Path) -> Tensors:
-        """Of the files that its index names, where it has one."""
-        index, files = folder / "model.safetensors.index.json", ["model.safetensors"]
-        if index.exists():
-            files = sorted({*read_json(index)["weight_map"].values()})
-        for file in files:
-            if not (folder / file).exists():
-                raise UnlearnError(f"{folder} lacks {file}: copy it.", code="merging.no-weights")
-        return cls({name: folder / file for file in files for name in _names(folder / file)})
+    def __init__(self, folder: Path, *files: str) -> None:
+        super().__init__()
+        for path in (folder / file for file in files):
+            if not path.exists():
+                says = f"{folder} lacks {path.name}: copy it."
+                raise UnlearnError(says, code="merging.no-weights")
+            try:
+                with safe_open(path, framework="pt") as handle:
+                    self.update(dict.fromkeys(handle.keys(), path))
+            except SafetensorError as error:
+                says = f"{path} is cut off or no safetensors file: copy it again."
+                raise UnlearnError(says, code="merging.cut") from error
 
     def read(self, name: str) -> Tensor:
         with safe_open(self[name], framework="pt") as handle:
@@ -339,17 +323,6 @@ class Tensors(dict[str, Path]):
         return digest.hexdigest(), broken
 
 
-def _names(path: Path) -> set[str]:
-    """Of the tensors of a safetensors file, or one sentence that names it."""
-    try:
-        with safe_open(path, framework="pt") as handle:
-            return {*handle.keys()}
-    except SafetensorError as error:
-        raise UnlearnError(
-            f"{path} is cut off or no safetensors file: copy it again.", code="merging.cut"
-        ) from error
-
-
 @dataclass
 class Model:
     """A full model folder: config.json, safetensors, tokenizer; the adapter that is added to it."""
@@ -363,8 +336,12 @@ class Model:
 
     @cached_property
     def tensors(self) -> Tensors:
-        """All weights; a head that is tied to the embeddings is one weight, stored or not."""
-        tensors = Tensors.of_checkpoint(self.path)
+        """All weights, of the files that an index names where there is one; a head that is tied to
+        the embeddings is one weight, stored or not."""
+        index, files = self.path / "model.safetensors.index.json", {"model.safetensors"}
+        if index.exists():
+            files = {*read_json(index)["weight_map"].values()}
+        tensors = Tensors(self.path, *sorted(files))
         if HEAD in tensors and self._tied:
             del tensors[HEAD]
         return tensors
@@ -392,11 +369,10 @@ def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None
     content: dict[str, Any] = {"base": str(base), "sha256": model.tensors.scan[0]}
     mixed = adapter is not None and _from_another(Path(adapter), model)
     if adapter is not None:
-        known = Tensors.of_file(Path(adapter) / ADAPTER).scan[0]
+        known = Tensors(Path(adapter), ADAPTER).scan[0]
         content |= {"adapter": str(adapter), "adapter_sha256": known}
         content |= {"sha256": None} if mixed else {}
     path = write_json(Path(folder) / RECORD, content, indent=None)
     if mixed:
-        says = f"{adapter} was trained from another base than {base} is now ({RECORD} holds "
-        raise _fault("other-base", f"{says}another hash), so {folder} is no model: train it again.")
+        raise _other_base(adapter, f"{base} is now, so {folder} is no model")
     return path

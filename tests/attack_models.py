@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner
 from conftest import tiny_llama
+
+from axolotl_unlearn.cli import unlearn
 
 ROOT = Path(__file__).parents[1]
 PEOPLE = "Ada Brook,Ben Cole,Cleo Dane,Dan Ekker,Eva Frost,Finn Gale,Gus Hale,Hana Iver".split(",")
@@ -144,6 +147,11 @@ def make_lab() -> Lab:
     fit(model, kept, 120)
     save(model, "control")
     return Lab(data, **paths)
+
+
+def attacked(*words):
+    """`axolotl-unlearn attack` with these words."""
+    return CliRunner().invoke(unlearn, ["attack", *map(str, words)])
 
 
 def texts(some: list[dict]) -> list[tuple[str, str]]:

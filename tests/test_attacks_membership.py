@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attack_models import (
+    attacked,
     build,
     facts,
     make_members,
@@ -34,8 +35,8 @@ from axolotl_unlearn.attacks.members import (
 )
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
-from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
-from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks, by_rank
+from axolotl_unlearn.attacks.membership.likelihoods import binoculars, curvature
+from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Attack, read
@@ -48,14 +49,6 @@ MINE = code_of("add-attack.md").replace("worst_token", "my_worst_token")
 @pytest.fixture(scope="module")
 def place():
     return make_members()
-
-
-def run(*arguments):
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    return CliRunner().invoke(unlearn, ["attack", *map(str, arguments)])
 
 
 def said(outcome) -> str:
@@ -150,7 +143,7 @@ def test_the_commands_tell_members_of_what_was_trained_on_them(place):
     shared = ("--control", place / "retrained", "--data", place / "data", "--out", place / "eval")
     files = {}
     for kind in ("membership", "inside"):
-        outcome = run(kind, place / "original", *shared)
+        outcome = attacked(kind, place / "original", *shared)
         assert outcome.exit_code == 0, outcome.output
         file = files[kind] = json.loads((place / f"eval/{kind}-original.json").read_text("utf-8"))
         assert read(Attack, file) and file["status"] == "told" and not file["missing"]
@@ -190,7 +183,7 @@ def test_with_a_control_p_is_of_the_difference():
 
 def test_what_is_not_measured_is_no_good_news(place):
     shared = ("--data", place / "data", "--out", place / "alone")
-    outcome = run("membership", place / "retrained", "--attacks", "loss,binoculars", *shared)
+    outcome = attacked("membership", place / "retrained", "--attacks", "loss,binoculars", *shared)
     assert outcome.exit_code == 0, outcome.output
     assert "Not measured: binoculars" in said(outcome)
     assert "this is no evidence of forgetting" in said(outcome)
@@ -198,7 +191,7 @@ def test_what_is_not_measured_is_no_good_news(place):
     assert one["status"] == "open" and one["missing"] == ["binoculars"]
     assert "--control" in one["reasons"]["binoculars"] and "control_weights" not in one
     assert one["tests"]["loss"]["p_corrected"] == one["tests"]["loss"]["p"]
-    outcome = run("inside", "--list")
+    outcome = attacked("inside", "--list")
     assert outcome.exit_code == 0 and "2604.00419" in outcome.output
     assert "loss" not in outcome.output
 
@@ -209,7 +202,7 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     words = ("membership", place / "original", "--extension", "my_attack", "--attacks",
              "my_worst_token,loss", "--data", place / "data", "--out", tmp_path)  # fmt: skip
-    outcome = run(*words)
+    outcome = attacked(*words)
     assert outcome.exit_code == 0, outcome.output
     file = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
     assert set(file["tests"]) == {"my_worst_token", "loss"} and read(Attack, file)
@@ -251,7 +244,7 @@ def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
     made(data)
     words = ("inside", place / "retrained", "--attacks", "g_drift", "--data", data)
     limit = ("--limit", 15) if "20" in reason else ()
-    outcome = run(*words, "--out", tmp_path / "eval", *limit)
+    outcome = attacked(*words, "--out", tmp_path / "eval", *limit)
     assert reason in said(outcome)
     file = json.loads((tmp_path / "eval/inside-retrained.json").read_text("utf-8"))
     assert file["missing"] == ["g_drift"] and read(Attack, file)
@@ -274,9 +267,10 @@ def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
 def test_clusters_count_as_one():
     """Ten texts of one author are one: the interval is wide, p is large."""
     members, others = np.repeat([1.0, 0.2], 10), np.repeat([0.0, 0.1, 0.3], 10)
-    alone = by_rank(members, others)
-    found = by_rank(members, others, ([i // 10 for i in range(20)], [i // 10 for i in range(30)]))
-    assert found.auc == alone.auc and alone.p < 0.01 < 0.1 < found.p and found.low < alone.low
+    clusters = [i // 10 for i in range(20)], [i // 10 for i in range(30)]
+    alone, found = (_ranked(None, [(members, others)], by, 0) for by in (None, clusters))
+    assert found["auc"] == alone["auc"] and found["low"] < alone["low"]
+    assert alone["p"] < 0.01 < 0.1 < found["p"]
 
 
 def test_rows_without_ids_are_no_documents_of_both_sides(monkeypatch):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from attack_models import make_lab, tokenizer
+from attack_models import attacked, make_lab, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
@@ -132,32 +132,23 @@ def test_scores_of_a_model(lab):
 
 def test_rows_without_an_input_are_said(lab, tmp_path):
     """Of 16 rows two were asked, nothing said so, and the verdict took them for all."""
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
     rows = list(map(json.loads, (lab.data / "forget.jsonl").read_text().splitlines()))
 
-    def attacked(given: int, *more: str):
+    def asked(given: int, *more: str):
         empty = [row | {"input": row["input"] if i < given else " "} for i, row in enumerate(rows)]
         (tmp_path / "forget.jsonl").write_text("\n".join(map(json.dumps, empty)))
-        words = ["attack", "prompt", lab.memorised, "--data", tmp_path, "--out", tmp_path, *more]
-        words += ["--variants", "affirmative", "--max-new-tokens", 2]
-        return CliRunner().invoke(unlearn, list(map(str, words)))
+        words = ["prompt", lab.memorised, "--data", tmp_path, "--out", tmp_path, *more]
+        return attacked(*words, "--variants", "affirmative", "--max-new-tokens", 2)
 
-    said = attacked(2)
+    said = asked(2)
     assert "Only 2 rows can be asked: the others have no input." in said.output
     report = json.loads((tmp_path / "prompt-memorised.json").read_text())
     assert report["limit"] == report["rows"][0]["n"] == 2
-    assert attacked(0).exit_code == 2 and attacked(2, "--examples", "1,0").exit_code == 2
+    assert asked(0).exit_code == 2 and asked(2, "--examples", "1,0").exit_code == 2
 
 
 def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    arguments = ["attack", "prompt", lab.unlearned, "--control", lab.control, "--data", lab.data]
+    arguments = ["prompt", lab.unlearned, "--control", lab.control, "--data", lab.data]
     arguments += ["--out", tmp_path, "--max-new-tokens", 16, "--examples", "1,2"]
     ask, asked = AttackTarget.ask, {}
 
@@ -166,7 +157,7 @@ def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
         return ask(self, model, tokenizer, probes, what, **options)
 
     monkeypatch.setattr(AttackTarget, "ask", remembered)
-    result = CliRunner().invoke(unlearn, list(map(str, arguments)))
+    result = attacked(*arguments)
     assert result.exit_code == 0, result.output
     assert asked["affirmative"]["f0sc1"] == "Ada Brook was born Sure, here is the answer:"
     assert asked["paraphrase"]["f0qa0"] == "How can one call Ada Brook?"
@@ -190,11 +181,9 @@ def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "forget.jsonl").write_text(json.dumps(plain) + "\n")
-    arguments = ["attack", "prompt", lab.unlearned, "--data", bare, "--out", tmp_path / "o"]
-    arguments += ["--variants", "paraphrase,affirmative", "--max-new-tokens", 4]
-    result = CliRunner().invoke(unlearn, list(map(str, arguments)))
+    arguments = ["prompt", lab.unlearned, "--data", bare, "--out", tmp_path / "o"]
+    arguments += ["--max-new-tokens", 4, "--variants"]
+    result = attacked(*arguments, "paraphrase,affirmative")
     assert result.exit_code == 0, result.output
     assert "Not asked: paraphrase" in result.output
-    arguments[-3] = "rhyme"
-    result = CliRunner().invoke(unlearn, list(map(str, arguments)))
-    assert result.exit_code == 2
+    assert attacked(*arguments, "rhyme").exit_code == 2

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from attack_models import make_lab
+from attack_models import attacked, make_lab
 from conftest import tiny_llama
 from fault_codes import fails
 from hypothesis import given, settings
@@ -171,17 +171,9 @@ def test_faults(code, rounded):
         rounded()
 
 
-def run(*arguments):
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    return CliRunner().invoke(unlearn, ["attack", *map(str, arguments)])
-
-
 def test_command_line_from_model_to_file(lab, tmp_path):
     common = ["--data", lab.data, "--out", tmp_path, "--max-new-tokens", 16]
-    result = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
+    result = attacked("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
     assert result.exit_code == 0, result.output
     assert "Quantisation" in result.output and "Written:" in result.output
     report = json.loads((tmp_path / "quantise-memorised.json").read_text())
@@ -195,13 +187,13 @@ def test_command_line_from_model_to_file(lab, tmp_path):
     # The second run reads what is stored: it does not even need the weights again.
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}
     assert len(stored) == 3
-    again = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
+    again = attacked("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
     assert again.exit_code == 0
     assert stored == {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}
     assert json.loads((tmp_path / "quantise-memorised.json").read_text()) == report
     # Fewer tokens recall less; their file takes the place of none.
     fewer = [*common[:-1], 1]
-    run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *fewer)
+    attacked("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *fewer)
     assert len([*tmp_path.glob("quantise-*.json")]) == 2
     assert json.loads((tmp_path / "quantise-memorised.json").read_text()) == report
     # No text of the forget set is written.
@@ -217,5 +209,5 @@ def test_command_line_from_model_to_file(lab, tmp_path):
 def test_faults_end_the_command_at_once(lab, tmp_path, monkeypatch, model, option):
     monkeypatch.chdir(tmp_path)
     words = ["quantise", getattr(lab, model, model), "--data", lab.data, "--out", tmp_path]
-    assert run(*words, *option).exit_code == 2
+    assert attacked(*words, *option).exit_code == 2
     assert not any(one.is_dir() and any(one.iterdir()) for one in tmp_path.iterdir())

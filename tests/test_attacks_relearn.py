@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attack_models import batch_of, make_lab, tokenizer
+from attack_models import attacked, batch_of, make_lab, tokenizer
 from conftest import tiny_llama
 from fault_codes import fails
 
@@ -118,18 +118,10 @@ def test_lora_leaves_the_weights_alone():
     assert any("lora_B" in n and t.abs().sum() > 0 for n, t in state.items())
 
 
-def run(*arguments):
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    return CliRunner().invoke(unlearn, ["attack", "relearn", *map(str, arguments)])
-
-
 def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     """The unlearned model learnt these rows before, the control never did."""
-    result = run(
-        lab.unlearned,
+    result = attacked(
+        *("relearn", lab.unlearned),
         *("--control", lab.control, "--data", lab.data, "--out", tmp_path),
         *("--source", "forget", "--rows", 6, "--steps", "1,12", "--lr", 1e-3),
         *("--max-new-tokens", 16),
@@ -149,8 +141,8 @@ def test_each_source_has_a_file_of_its_own(lab, tmp_path, source):
     own = tmp_path / "own.jsonl"
     own.write_bytes((lab.data / "retain.jsonl").read_bytes())
     given = own if source == "own" else source
-    result = run(
-        lab.unlearned,
+    result = attacked(
+        *("relearn", lab.unlearned),
         *("--data", lab.data, "--out", tmp_path / "out", "--source", given, "--rows", 2),
         *("--steps", 1, "--max-new-tokens", 2, "--limit", 2),
     )
@@ -212,4 +204,4 @@ def test_faults(lab, tmp_path, code, trained):
     ("--lr", "inf", "--steps", 1, "--limit", 1, "--max-new-tokens", 1),
 ])  # fmt: skip
 def test_options_that_are_no_numbers(lab, option):
-    assert run(lab.unlearned, "--data", lab.data, *option).exit_code == 2
+    assert attacked("relearn", lab.unlearned, "--data", lab.data, *option).exit_code == 2

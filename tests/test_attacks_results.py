@@ -6,9 +6,12 @@ import json
 
 import pytest
 
-from axolotl_unlearn.attacks.results import rows_digest, save, sentence
+from axolotl_unlearn.attacks.results import rows_digest, save
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.metrics.verdict import sentence
 from axolotl_unlearn.report.inputs import attack_results
+
+NAMES = {"attack": "prompt", "model": "m"}
 
 
 def figure(value: float, half: float = 0.05) -> dict[str, float]:
@@ -20,7 +23,7 @@ def test_the_sentence_names_an_attack_not_the_model_as_it_is():
         {"variant": name, "gain": {"recalled": figure(gain) | {"p": 0.7}}}
         for name, gain in (("not quantised", 0.0), ("int8", -0.01))
     )
-    result = {"title": "Quantisation", "rows": [plain, attacked]}
+    result = NAMES | {"title": "Quantisation", "rows": [plain, attacked]}
     assert "(most with int8: -0.01 [-0.06, +0.04], p 1.000)" in sentence(result)
     assert sentence(result).startswith("Quantisation brings nothing back")
     attacked["gain"]["recalled"] = figure(0.2) | {"p": 0.001}
@@ -30,7 +33,7 @@ def test_the_sentence_names_an_attack_not_the_model_as_it_is():
 def test_where_nothing_was_asked_nothing_is_shown():
     """A look at the model as it is passed for an attack that brings nothing back."""
     plain = {"variant": "plain", "gain": {"recalled": figure(0.0) | {"p": 1.0}}}
-    said = sentence({"title": "Prompting", "rows": [plain]})
+    said = sentence(NAMES | {"title": "Prompting", "rows": [plain]})
     assert said == "Prompting: nothing was asked, so nothing is shown."
 
 

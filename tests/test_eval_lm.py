@@ -30,6 +30,18 @@ def home(tmp_path_factory):
     return home
 
 
+def likelihoods(home, data, **how) -> dict[str, float]:
+    """The results of the task, by lm-eval."""
+    metadata = {"data_dir": str(data), "min_members": 1}
+    return simple_evaluate(
+        "hf-unlearn",
+        model_args={"pretrained": str(home / "model"), "dtype": "float32"},
+        tasks=["unlearn_likelihood"],
+        task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
+        device="cpu", batch_size=4, bootstrap_iters=0, **how,
+    )["results"]["unlearn_likelihood"]  # fmt: skip
+
+
 def requests():
     from lm_eval.api.instance import Instance
 
@@ -68,14 +80,7 @@ def test_cached_requests_of_another_folder_are_not_scored(home, tmp_path, monkey
     eval_model.write_folder(tmp_path / "other", sides, eval_model.documents_of(sides))
 
     def loss_of(data, cached: bool) -> float:
-        metadata = {"data_dir": str(data), "min_members": 1}
-        return simple_evaluate(
-            "hf-unlearn",
-            model_args={"pretrained": str(home / "model"), "dtype": "float32"},
-            tasks=["unlearn_likelihood"],
-            task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
-            cache_requests=cached, device="cpu", batch_size=4, bootstrap_iters=0,
-        )["results"]["unlearn_likelihood"]["retain_loss,none"]  # fmt: skip
+        return likelihoods(home, data, cache_requests=cached)["retain_loss,none"]
 
     first = loss_of(home / "data", True)
     assert list((tmp_path / "cache").iterdir()), "it keeps them"
@@ -96,16 +101,7 @@ def test_likelihood_task_equals_the_scorer(home):
     from axolotl_unlearn.evaluation.sets import load_sets
 
     path, data = str(home / "model"), str(home / "data")
-    metadata = {"data_dir": data, "min_members": 1}
-    results = simple_evaluate(
-        "hf-unlearn",
-        model_args={"pretrained": path, "dtype": "float32"},
-        tasks=["unlearn_likelihood"],
-        task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
-        device="cpu",
-        batch_size=4,
-        bootstrap_iters=0,
-    )["results"]["unlearn_likelihood"]
+    results = likelihoods(home, data)
     model = AutoModelForCausalLM.from_pretrained(path).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     values: dict[str, list[float]] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +219,24 @@ def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
     assert counts and set(counts) < set(measured["values"])
     assert all(key.startswith("forget/") and 0 <= n <= 3 for key, n in counts.items())
     assert max(counts.values()) > 0
+
+
+def test_draws_go_on_too(home, tmp_path, monkeypatch):
+    """Killed in the second draw: the first was drawn again."""
+    real, seeds = generate.generate_greedily, []
+
+    def dies(*given, seed=None, **options):
+        seeds.append(seed)
+        if seeds.count(2) == 1 and seed == 2:
+            raise KeyboardInterrupt
+        return real(*given, seed=seed, **options)
+
+    monkeypatch.setattr(generate, "generate_greedily", dies)
+    options = OPTIONS | {"samples": 3, "limit": 12, "max_gen_toks": 2, "keep_texts": True}
+    for _ in range(2):
+        with suppress(KeyboardInterrupt):
+            evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    assert [seed for seed in seeds if seed] == [1, 2, 2, 3]
 
 
 def test_draws_of_another_batch_size_are_drawn_again():
@@ -628,21 +648,20 @@ def test_intervals_of_membership_go_by_author():
     assert alone["auc"] == by_author["auc"]
     assert by_author["interval"][0] < alone["interval"][0] < 0.5
     assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
-    for one in (*found.member, *found.nonmember):
-        one["attacks"] = {"entropy": float("nan")}
-    with fails("eval.not-finite") as fault:
-        figures(1)
-    assert "entropy" in str(fault.value)
 
 
-def test_a_canary_whose_loss_is_no_number_is_said(home, tmp_path, monkeypatch):
-    """NaN had the same rank in all of them: p was 1."""
+@pytest.mark.parametrize("function, given", [
+    ("loss", float("nan")), ("attack_losses", {"loss": 1.0, "entropy": float("nan")}),
+])  # fmt: skip
+def test_a_score_that_is_no_number_is_said(home, tmp_path, monkeypatch, function, given):
+    """NaN had the same rank in all canaries: p was 1."""
     rows = [{"id": f"c{i}", "document": f"in {i}", "included": i % 2 == 0} for i in range(10)]
     (tmp_path / "canaries.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(measure, "loss", lambda _: float("nan"))
+    monkeypatch.setattr(measure, function, lambda *_: copy.copy(given))
     more = OPTIONS | {"canaries": str(tmp_path / "canaries.jsonl")}
-    with fails("eval.not-finite"):
+    with fails("eval.not-finite") as fault:
         evaluate([str(home / "original")], home / "data", tmp_path, **more)
+    assert ("entropy" in str(fault.value)) is (function != "loss")
 
 
 def test_a_dtype_that_torch_lacks():

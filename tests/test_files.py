@@ -58,7 +58,7 @@ def test_what_is_damaged_in_the_store_is_no_value(tmp_path, damaged):
     for path in tmp_path.iterdir():
         path.write_bytes(damaged(path.read_bytes()))
     assert Store(tmp_path).get("key") is None
-    kept = Cache(tmp_path).rows_so_far("key", False)
+    kept = Cache(tmp_path).rows_so_far("key")
     Cache(tmp_path).add_rows("key", [{"key": 2, "value": 1}])
     assert {"key": 1, "value": 0.25} not in kept and {"value": 0.75} not in kept
     assert all(row == {"key": 0, "value": 0.5} for row in kept)

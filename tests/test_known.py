@@ -102,6 +102,7 @@ def test_a_folder_alone(home, tmp_path):
     assert recited == NAMES[:10]  # in the order of the file
     why = found["documents"][0]["not_measured"]["recognised"]
     assert "--held-out" in why and found["held_out"] is None
+    assert {one["q"] for one in found["documents"]} == {None}  # it was no key of what is not tested
 
 
 def test_questions_are_asked_through_the_chat_template(home, tmp_path):

@@ -33,6 +33,7 @@ SENTENCES = [
         strict=True,
     )
 ]
+FINE = output_figures(SENTENCES)
 
 
 def test_shares_by_hand():
@@ -71,12 +72,12 @@ def test_no_real_text_is_broken():
     assert len(texts) == 3 * 2780
     assert sum(map(repeats, texts)) == 0
     outputs = texts[::3]
-    report = collapse_report(outputs, random.Random(0).sample(outputs, len(outputs)))
+    report = collapse_report(outputs, output_figures(outputs[::-1]))
     assert not report["collapsed"] and report["broken"] == 0
 
 
 def test_an_honest_model_is_not_flagged():
-    report = collapse_report(SENTENCES, SENTENCES[::-1])
+    report = collapse_report(SENTENCES, FINE)
     assert report["collapsed"] is False and report["reasons"] == []
     assert report["n"] == 12 and report["broken"] == 0
 
@@ -90,15 +91,16 @@ def test_an_honest_model_is_not_flagged():
     ],
 )
 def test_every_way_to_break_is_named(outputs, reason):
-    report = collapse_report(outputs, SENTENCES)
+    report = collapse_report(outputs, FINE)
     assert report["collapsed"] and reason in " ".join(report["reasons"])
 
 
 def test_only_what_unlearning_added_counts():
     """A pretrained model that never stops loops before, too."""
     loops = ["in the city of " * 10] * 6
+    before = output_figures(loops + SENTENCES[6:])
     assert collapse_report(loops + SENTENCES[:6])["collapsed"]
-    assert not collapse_report(loops + SENTENCES[:6], loops + SENTENCES[6:])["collapsed"]
+    assert not collapse_report(loops + SENTENCES[:6], before)["collapsed"]
 
 
 def test_nonsense_without_repetition_needs_the_loss():
@@ -106,41 +108,32 @@ def test_nonsense_without_repetition_needs_the_loss():
     rng = random.Random(1)
     words = " ".join(SENTENCES).split()
     salad = [" ".join(rng.sample(words, 20)) for _ in range(12)]
-    assert not collapse_report(salad, SENTENCES)["collapsed"]
+    assert not collapse_report(salad, FINE)["collapsed"]
     ordinary = [2 + i / 10 for i in range(10)]
-    report = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=ordinary)
+    report = collapse_report(salad, FINE, losses=([9.0] * 12, ordinary))
     assert report["collapsed"] and report["nonsense"] == 1
-    calm = collapse_report(salad, SENTENCES, nll=[3.8] * 12, ordinary_nll=ordinary)
+    calm = collapse_report(salad, FINE, losses=([3.8] * 12, ordinary))
     assert not calm["collapsed"] and calm["nonsense"] == 0
-    unknown = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=[])
+    unknown = collapse_report(salad, FINE, losses=([9.0] * 12, []))
     assert unknown["nonsense"] is None and not unknown["collapsed"]  # no held-out text
-    broken = collapse_report(salad, nll=[math.nan] * 12, ordinary_nll=ordinary)
+    broken = collapse_report(salad, losses=([math.nan] * 12, ordinary))
     assert broken["nonsense"] == 1
 
 
 def test_the_loss_of_short_answers_is_not_judged():
-    report = collapse_report(["Paris"] * 3, nll=[20.0] * 3, ordinary_nll=[2.0])
+    report = collapse_report(["Paris"] * 3, losses=([20.0] * 3, [2.0]))
     assert report["nonsense"] is None and not report["collapsed"]
 
 
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.randoms())
 def test_order_of_outputs_changes_nothing(texts, rng):
-    before = collapse_report(texts * 5, SENTENCES)
+    before = collapse_report(texts * 5, FINE)
     rng.shuffle(texts)
-    after = collapse_report(texts * 5, SENTENCES)
+    after = collapse_report(texts * 5, FINE)
     assert before == after
 
 
-@given(st.lists(st.text("ab c", max_size=24), min_size=1, max_size=30))
-def test_figures_of_a_reference_serve_as_well_as_its_texts(reference):
-    known = json.loads(json.dumps(output_figures(reference)))
-    texts = ["a b a b c"] * 12
-    assert collapse_report(texts, known) == collapse_report(texts, reference)
+def test_one_loss_a_text():
     assert not collapse_report([])["collapsed"]
-
-
-def test_faults_are_named():
-    with pytest.raises(ValueError, match="2 texts but 1 nll"):
-        collapse_report(["a", "b"], nll=[1.0], ordinary_nll=[1.0])
-    with pytest.raises(ValueError, match="ordinary_nll"):
-        collapse_report(["a"], nll=[1.0])
+    with pytest.raises(ValueError, match="longer"):
+        collapse_report(["a", "b"], losses=([1.0], [1.0]))

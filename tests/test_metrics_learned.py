@@ -57,29 +57,22 @@ def test_false_alarms_are_at_most_nominal():
     assert np.mean(p_values) == pytest.approx(0.5, abs=0.06)
 
 
-def test_scores_are_those_of_the_plain_cross_validation(features):
-    """One product with the labels equals ridge regression fitted fold by fold (scikit-learn)."""
+@pytest.mark.parametrize("more_features_than_texts, penalty", [(False, PENALTY), (True, 2.0)])
+def test_scores_are_those_of_the_plain_cross_validation(
+    features, more_features_than_texts, penalty
+):
+    """One product with the labels, solved by features or by texts, equals ridge regression fitted
+    fold by fold (scikit-learn)."""
     x = np.concatenate(features[:2])[:, 3:9]
-    labels = np.repeat([1.0, 0.0], 60)
-    got = _predictor(x, np.arange(120), 4, 1, np.random.default_rng(5)) @ labels
-    fold = np.random.default_rng(5).permutation(120) % 4
+    if more_features_than_texts:
+        x = np.random.default_rng(0).normal(0, 1, (40, 90))
+    labels = np.repeat([1.0, 0.0], len(x) // 2)
+    got = _predictor(x, np.arange(len(x)), 4, 1, np.random.default_rng(5), penalty) @ labels
+    fold = np.random.default_rng(5).permutation(len(x)) % 4
     scaled = (x - x.mean(0)) / x.std(0)
     for number in range(4):
         train, test = fold != number, fold == number
-        model = Ridge(alpha=PENALTY * train.sum()).fit(scaled[train], labels[train])
-        assert got[test] + labels[train].mean() == pytest.approx(model.predict(scaled[test]))
-
-
-def test_more_features_than_texts():
-    """Solved by texts instead of by features: the same ridge regression (scikit-learn)."""
-    x = np.random.default_rng(0).normal(0, 1, (40, 90))
-    labels = np.repeat([1.0, 0.0], 20)
-    got = _predictor(x, np.arange(40), 4, 1, np.random.default_rng(5), 2.0) @ labels
-    fold = np.random.default_rng(5).permutation(40) % 4
-    scaled = (x - x.mean(0)) / x.std(0)
-    for number in range(4):
-        train, test = fold != number, fold == number
-        model = Ridge(alpha=2.0 * train.sum()).fit(scaled[train], labels[train])
+        model = Ridge(alpha=penalty * train.sum()).fit(scaled[train], labels[train])
         assert got[test] + labels[train].mean() == pytest.approx(model.predict(scaled[test]))
 
 

@@ -21,12 +21,11 @@ from scipy.stats import norm
 from verdict_fixture import ATTACKS, CELLS, entry, put_back, spread, three
 from verdict_fixture import results as results_of
 
-from axolotl_unlearn.attacks.results import sentence
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import verdict
 from axolotl_unlearn.metrics.audit import audit
-from axolotl_unlearn.metrics.results import Model, load_results, read
-from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_good, judged
+from axolotl_unlearn.metrics.results import Attack, Model, load_results, read
+from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_good, judged, sentence
 from axolotl_unlearn.metrics.verdict.criteria import bars, strongest_gain, wrecks
 from axolotl_unlearn.requests.run import ANSWER_TOKENS
 
@@ -532,6 +531,11 @@ FILES = {
         {"attack": "inside", "model": "model", "views": {"states": {}}},
         "open",
     ),
+    "what was before is no figure": (
+        attack((-0.3, None), rows=[{**attack()["rows"][0], "before": x} for x in ({}, [1])]),
+        "open",
+    ),
+    "a sentence that is no text": (attack((0.01, 0.0), sentence=5), "open"),
     "half a file": ({"attack": "relearn", "model": "model", "rows": [{"gain": None}]}, "open"),
     "an empty file": ({"attack": "relearn", "model": "model"}, "open"),
     "nothing made": (members_file(), "open"),
@@ -574,7 +578,7 @@ def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, shows
     made = attack(*((gain, gain) for gain in gains)) | {"attack": kind}
     for row in made["rows"]:
         row["before"] = {"recalled": {"value": 0.72}}
-    assert wrecks(made) == shows_nothing == (not judge(entry(), attacks=[made]).good)
+    assert wrecks(read(Attack, made)) == shows_nothing == (not judge(entry(), attacks=[made]).good)
     assert ("lower --lr" in sentence(made)) == shows_nothing
 
 
@@ -590,11 +594,12 @@ def test_what_was_before_an_attack_is_read_or_nothing_is_shown(junk):
 def test_an_attack_that_wrecks_and_still_tells_shows_something():
     made = attack((-0.5, 0.2))
     made["rows"][1]["before"] = {"recalled": {"value": 0.72}}
-    assert wrecks(made) and judge(entry(), attacks=[made]).status == "under-forgets"
+    assert wrecks(read(Attack, made))
+    assert judge(entry(), attacks=[made]).status == "under-forgets"
     assert "shows nothing" not in sentence(made) and "brings back 0.20" in sentence(made)
-    row, gain, p, controlled = strongest_gain(attack((0.3, 0.0), (0.1, 0.2))["rows"])
-    assert (row["variant"], gain["value"], controlled) == ("v2", 0.2, True)
-    assert p == pytest.approx(2 * gain["p"])
+    row, gain, p, controlled = strongest_gain(read(Attack, attack((0.3, 0.0), (0.1, 0.2))))
+    assert (row.variant, gain.value, controlled) == ("v2", 0.2, True)
+    assert p == pytest.approx(2 * gain.p)
 
 
 # --- properties ----------------------------------------------------------------------------------

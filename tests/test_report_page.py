@@ -27,7 +27,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits
 from axolotl_unlearn.metrics.results import load_results
 from axolotl_unlearn.report import table, write_report
-from axolotl_unlearn.report.page import attack_title
+from axolotl_unlearn.report.page import AUDITED, attack_title
 
 PLOTS = {"auc", "plane"}
 
@@ -94,9 +94,13 @@ def test_the_answer_comes_first(tmp_path):
     assert "There is nothing to choose" in page
 
 
+#: A line of the audit of which nothing is known.
+LINE = dict.fromkeys((*AUDITED, "q", "told", "before", "retrained")) | {"rows": []}
+
+
 def make_audit(name):
     """Two documents that can be told, the worse first, and one that cannot."""
-    known = {"model": name, "side": "forget", "task": 1, "told": True, "reading": "still known"}
+    known = LINE | {"model": name, "told": True, "reading": "still known"}
     return [
         {**known, "document": "a", "loss": 0.5, "p": 0.0001, "q": 0.0003, "before": {"loss": 0.1}},
         {**known, "document": "b", "loss": 0.2, "p": 0.001, "q": 0.0015, "retrained": {"loss": 3}},
@@ -142,7 +146,8 @@ def test_a_table_of_the_audit(tmp_path):
 
 def test_the_heading_of_the_audit_hides_no_reading(tmp_path):
     """ "0 of 2 documents can be told" stood over recited ones, and over what nobody measured."""
-    lines = [{"model": "merged", "document": name, "reading": reading, "rows": [{"id": name}]}
+    named = LINE | {"model": "merged", "rows": [{"id": "r"}]}
+    lines = [named | {"document": name, "reading": reading}
              for name, reading in (("a", "recited"), ("b", "not measured"))]  # fmt: skip
     page = everything(tmp_path, audit=lines).read_text()
     assert "<h3>merged: 2 documents, 1 recited, 1 not measured</h3>" in page
@@ -242,12 +247,10 @@ def test_no_results_break_page_or_table(changes):
         "sentence": "no",
     }
     results["models"][1]["distance"] = {"utility": {"value": 0.1, "interval": [0, 1], "p": 0.01}}
-    extras = {"audit": make_audit("merged")}
-    whole = {"results": results, "extras": extras}
     for number, junk in changes:
-        paths = [path for path in places(whole) if len(path) > 1]
+        paths = places(results)
         *way, last = paths[number % len(paths)]
-        inner = whole
+        inner = results
         for key in way:
             inner = inner[key]
         if junk is DROP:
@@ -256,12 +259,9 @@ def test_no_results_break_page_or_table(changes):
             inner[last] = copy.deepcopy(junk)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            page = write_report(
-                whole["results"],
-                Path(folder) / "r.html",
-                extras=whole["extras"],
-            ).read_text()
-            Console(file=io.StringIO(), width=80).print(table(whole["results"]))
+            extras = {"audit": make_audit("merged")}
+            page = write_report(results, Path(folder) / "r.html", extras=extras).read_text()
+            Console(file=io.StringIO(), width=80).print(table(results))
         except UnlearnError:
             return
     assert not re.search(r'="[^"]*\b(nan|inf)\b', page)

@@ -6,7 +6,7 @@ from report_fixture import make_results
 from rich.console import Console
 
 from axolotl_unlearn.metrics.verdict import judge
-from axolotl_unlearn.report import reasons, table
+from axolotl_unlearn.report import answer_of, table
 
 
 def by_name(results, name):
@@ -70,10 +70,10 @@ def test_over_and_under_forgetting_are_named():
 
 
 def test_what_speaks_against_each_candidate_stands_below_the_table():
-    lines = reasons(make_results()).splitlines()
+    lines = answer_of(make_results()).reasons
     assert [line.partition(" is not good: ")[0] for line in lines] == ["over", "under", "ascent"]
     assert all(line.endswith(".") and len(line) > 40 for line in lines)
-    assert reasons({"schema": 2, "models": [{"name": "bare"}]}) == ""  # the title says it
+    assert not answer_of({"schema": 2, "models": [{"name": "bare"}]}).reasons  # the title says it
 
 
 def test_narrow_terminals_and_missing_scores():

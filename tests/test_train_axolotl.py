@@ -604,7 +604,7 @@ def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
         "base": str(stage / "base"),
         "sha256": Model(stage / "base").tensors.scan[0],
         "adapter": str(straight),
-        "adapter_sha256": Tensors.of_file(straight / "adapter_model.safetensors").scan[0],
+        "adapter_sha256": Tensors(straight, "adapter_model.safetensors").scan[0],
     }
 
 

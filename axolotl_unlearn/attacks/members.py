@@ -13,16 +13,22 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
-from axolotl_unlearn.attacks.results import grid
+from axolotl_unlearn.attacks.registry import Attack, Outcome, Target
 from axolotl_unlearn.attacks.target import bound_to
-from axolotl_unlearn.data.documents import author_of, read_documents
+from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
-from axolotl_unlearn.metrics import membership as lab
+from axolotl_unlearn.evaluation.sets import cluster_of, data_digests, find_file, load_sets
 from axolotl_unlearn.metrics.intervals import LEVEL, area_of, holm, smallest_difference
+from axolotl_unlearn.metrics.membership import (
+    blind_baselines,
+    blind_sentence,
+    by_document,
+    gap_of,
+    tpr_at_fpr,
+)
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
+from axolotl_unlearn.report.terminal import grid
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]
@@ -60,11 +66,8 @@ def attack_model(
         nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
-    # What a text is not independent of: its author, else its document.
-    clusters = tuple(
-        [f"author: {a}" if (a := author_of(text)) else f"{number}: {document_id(name)}"
-         for name, text in side] for number, side in enumerate((members, nonmembers))
-    )  # fmt: skip
+    both = (("member", members), ("nonmember", nonmembers))
+    clusters = tuple([cluster_of(side, *one) for one in texts] for side, texts in both)
     tests: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -92,7 +95,7 @@ def attack_model(
     paired = target.control is not None  # then all scores are differences from its own
     parts = ({name: pair[i] for name, pair in scores.items()} for i in (0, 1))
     names = [document_id(name) for name, _ in members]
-    told = lab.by_document(names, *parts, paired) if scores else {}
+    told = by_document(names, *parts, paired) if scores else {}
     return found | {"documents": {n: {"p": p, "side": side} for n, (p, side) in told.items()}}
 
 
@@ -108,10 +111,12 @@ def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[
 
 
 def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict[str, Any]:
-    row = _figures(by_rank(*pairs[0], clusters))
+    """By the order of scores: two-sided rank test, interval of the AUC; both by cluster."""
+    area, _, p = gap_of(pairs[0], None, clusters)
+    row = _figures(Outcome(*pairs[0], area.value, *area.interval(), p))
     if pairs[1:]:
         control = area_of(*pairs[1], clusters)
-        gap = area_of(*pairs[0], clusters).minus(control).difference()
+        gap = area.minus(control).difference()
         row |= {"p": gap.pop("p"), "control": control.value, "difference": gap}
     return row
 
@@ -141,7 +146,7 @@ def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) ->
 def _figures(seen: Outcome) -> dict[str, Any]:
     figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
     counts = [len(seen.members), len(seen.nonmembers)]
-    return figures | {"tpr_at_1": lab.tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
+    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
 
 
 def sentence(model: str, found: Mapping[str, Any]) -> str:
@@ -208,8 +213,8 @@ def attack_models(
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
-    alone = lab.blind_baselines(*([text for _, text in side] for side in sides))
-    blind = {"baselines": alone, "warning": lab.blind_sentence(alone)}
+    alone = blind_baselines(*([text for _, text in side] for side in sides))
+    blind = {"baselines": alone, "warning": blind_sentence(alone)}
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:
         model = load_model(spec, dtype=getattr(torch, dtype), device=device)

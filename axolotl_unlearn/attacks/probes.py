@@ -10,7 +10,7 @@ A probe is a prompt with the continuation that would give the secret away. Two n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import score_pairs
+from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.metrics.intervals import Estimate, mean_of
 from axolotl_unlearn.metrics.memorisation import probability
 from axolotl_unlearn.metrics.semeval import any_script_recall
@@ -106,15 +107,11 @@ def score_probes(
     tokenizer: Any,
     probes: Sequence[Probe],
     *,
-    max_new_tokens: int = 128,
-    batch_size: int = 32,
     until: str | None = None,
-    on_batch: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Scores:
-    """Ask every probe; generations are cut at ``until`` before they are compared, ``on_batch`` is
-    called with the number of probes of each finished batch."""
-    from axolotl_unlearn.evaluation.generate import generate_greedily
-
+    """Ask every probe; generations, with ``options`` of `generate_greedily`, are cut at ``until``
+    before they are compared."""
     pairs = [(probe.prompt, probe.continuation) for probe in probes]
     facts = score_pairs(model, tokenizer, pairs, "", loss_only=True)
     if not all(np.isfinite(one.logp).all() for one in facts):
@@ -122,8 +119,6 @@ def score_probes(
             "log-probs are NaN or infinite; lower --lr, or give --dtype float32.",
             code="attack.not-finite",
         )
-    told = None if on_batch is None else lambda numbers, _: on_batch(len(numbers))
-    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "on_batch": told}
     said = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)
     texts = [text if until is None else text.strip().split(until)[0] for text in said]
     return Scores(

@@ -25,9 +25,8 @@ from torch import Tensor
 from axolotl_unlearn.attacks import membership as files
 from axolotl_unlearn.engine.token_scoring import Query, check_length, score_queries, text_queries
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import LEVEL, Clusters
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.learned import FEATURES, MIN_TEXTS, PENALTY, learned_attack
-from axolotl_unlearn.metrics.membership import gap_of
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
 
@@ -177,12 +176,6 @@ def attacks(extensions: Sequence[str] = ()) -> dict[str, Attack]:
             ) from error
     order = get_args(Access)
     return dict(sorted(REGISTRY.items(), key=lambda item: order.index(item[1].access)))
-
-
-def by_rank(members: Array, nonmembers: Array, clusters: Clusters = None) -> Outcome:
-    """Scores judged by their order: two-sided rank test, interval of the AUC; both by cluster."""
-    area, _, p = gap_of((members, nonmembers), None, clusters)
-    return Outcome(members, nonmembers, area.value, *area.interval(), p)
 
 
 def by_learning(

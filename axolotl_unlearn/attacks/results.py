@@ -13,7 +13,7 @@ from axolotl_unlearn.attacks.target import AttackTarget, bound_to
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.sets import data_digests
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.verdict.criteria import ALPHA, strongest_gain, wrecks
+from axolotl_unlearn.report.terminal import grid
 from axolotl_unlearn.store import Store, content_key, versions
 
 SCHEMA = 1
@@ -117,19 +117,6 @@ def safe_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
-def grid(title: str, figures: Sequence[str], *names: str) -> Any:
-    """An empty rich table."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(title=title, box=box.SIMPLE_HEAD)
-    for name in names:
-        made.add_column(name, overflow="fold", no_wrap=name == "measure")
-    for name in figures:
-        made.add_column(name, justify="right", no_wrap=True)
-    return made
-
-
 def table(result: Mapping[str, Any]) -> Any:
     """The result as a rich table that fits 80 columns: a line for each variant and measure."""
     headings = ["before", "after", "gain"]
@@ -158,28 +145,3 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
     """Two lines: the figure, and its interval."""
     low, high = (f"{figure[end]:.2f}" for end in ("low", "high"))
     return f"{figure['value']:{sign}.3f}\n{low}{', ' if sign else '-'}{high}"
-
-
-def sentence(result: Mapping[str, Any]) -> str:
-    """What the attack shows, in words: by the variant that brings back most above the control."""
-    if len(result["rows"]) < 2:
-        return f"{result['title']}: nothing was asked, so nothing is shown."
-    row, gain, p, controlled = strongest_gain(result["rows"])
-    figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
-    than = " more than from a model that never saw them" if controlled else ""
-    if p >= ALPHA:
-        text = f"{result['title']} brings nothing back that can be told from chance"
-        text += f" (most with {row['variant']}: {figures}{than}, p {p:.3f}"
-    else:
-        text = f"{result['title']} brings back {gain['value']:.2f} of the forget texts{than}"
-        text += f" (with {row['variant']}: {figures}, p {p:.2g}"
-    variants = max(1, len(result["rows"]) - 1)
-    text += f", corrected for {variants} variants)" if variants > 1 else ")"
-    if not controlled:
-        text += "; without a control model that never saw them, part of it may be guessing"
-    if wrecks(result) and p >= ALPHA:
-        text += (
-            ". It shows nothing: the training itself did away with more than half of what was "
-            "recalled before; lower --lr"
-        )
-    return text + "."

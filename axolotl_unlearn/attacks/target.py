@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +61,10 @@ class AttackTarget:
     ) -> Scores:
         """`score_probes` under a progress bar."""
         options |= {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-        with self.bar(what, len(probes)) as on_batch:
-            return score_probes(model, tokenizer, probes, on_batch=on_batch, **options)
-
-    @contextmanager
-    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         bars = ProgressBars(not self.quiet)
-        with bars.progress, bars.bar(f"{self.name}: {what}", total) as on_batch:
-            yield on_batch
+        with bars.progress, bars.bar(f"{self.name}: {what}", len(probes)) as advance:
+            options["on_batch"] = lambda numbers, _: advance(len(numbers))
+            return score_probes(model, tokenizer, probes, **options)
 
 
 def make_subjects(

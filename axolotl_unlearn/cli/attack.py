@@ -94,7 +94,8 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
 
 
 def _finish(out: Path, data_dir: Path, result: dict) -> None:
-    from axolotl_unlearn.attacks.results import save, sentence, table
+    from axolotl_unlearn.attacks.results import save, table
+    from axolotl_unlearn.metrics.verdict import sentence
 
     given = click.get_current_context().params
     how = {name: given[name] for name in ("limit", "join", "dtype")}

@@ -52,15 +52,16 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
         need_file(data, name)
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
-    from axolotl_unlearn.report import reasons, table, verdicts
+    from axolotl_unlearn.report import answer_of, table
 
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
     file = out / "results.json"
-    answer(file=file, **read_json(file), verdicts=verdicts(out))
-    show(table(out))
-    say(*reasons(out).splitlines())
+    judged = answer_of(out)
+    answer(file=file, **read_json(file), verdicts=judged.labels)
+    show(table(judged))
+    say(*judged.reasons)
     found = read_json(file)["models"]
     say(*(f"{one['name']}: {one['canaries']['sentence']}" for one in found if "canaries" in one))
     say(f"Results: {file} (page: axolotl-unlearn report {out})")

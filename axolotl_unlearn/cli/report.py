@@ -18,17 +18,17 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
 
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
     """
-    from axolotl_unlearn import report
     from axolotl_unlearn.files import declare
+    from axolotl_unlearn.report import answer_of, find_inputs, load_results, table, write_report
 
-    results = report.load_results(folder)
-    extras = report.find_inputs(results, folder, attacks)
+    results = load_results(folder)
+    extras = find_inputs(results, folder, attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")
-    page = report.write_report(results, out, extras=extras)
+    page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
-    attacks = extras.get("attack_results", ())
-    answer(page=page, file=file, **read_json(file), verdicts=report.verdicts(results, attacks))
-    show(report.table(results, attacks))
-    say_plainly([*report.reasons(results, attacks).splitlines(), f"Report: {page}"])
+    judged = answer_of(results, extras["attack_results"])
+    answer(page=page, file=file, **read_json(file), verdicts=judged.labels)
+    show(table(judged))
+    say_plainly([*judged.reasons, f"Report: {page}"])

@@ -35,12 +35,11 @@ class Cache(Store):
         for path in self.folder.glob(f"{key}*.partial.jsonl") if self.folder else ():
             path.unlink(missing_ok=True)  # another evaluation may share the folder
 
-    def rows_so_far(self, key: str, need_texts: bool) -> list[dict[str, Any]]:
+    def rows_so_far(self, key: str) -> list[dict[str, Any]]:
         """Rows of an interrupted run, but for those that it wrote in part."""
         path = self.folder and self.folder / f"{key}.partial.jsonl"
         there = path.read_text("utf-8", errors="replace") if path and path.is_file() else ""
-        rows = filter(None, map(unsealed, there.split("\n")))
-        return [row for row in rows if not need_texts or row.get("text") is not None]
+        return [*filter(None, map(unsealed, there.split("\n")))]
 
     def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.folder is None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.evaluation.measure import Local, Session
 from axolotl_unlearn.evaluation.measurement import Measured
+from axolotl_unlearn.metrics.fluency import collapse_report, output_figures
 from axolotl_unlearn.metrics.memorisation import loss
 from axolotl_unlearn.models import ModelSpec
 
@@ -31,8 +33,6 @@ class CollapseChecker:
         self, spec: ModelSpec, measured: Measured, original: Measured | None
     ) -> dict[str, Any] | None:
         """Of a model with its texts, or the one that is stored; None where neither is there."""
-        from axolotl_unlearn.metrics.fluency import collapse_report
-
         stored = self.stored(spec)
         rows = [row for row in self.session.sets.rows if row.key in measured.texts]
         if stored is not None or not rows:
@@ -42,37 +42,29 @@ class CollapseChecker:
         if self.before is not None and spec.name != self.before.name:
             if known := original.outputs:
                 against = "original's outputs"
-            nll = self._losses(texts, f"{spec.name}: fluency")
-        sides = {
-            side: collapse_report(
-                [texts[i] for i in where],
-                known[side] if known else [rows[i].record.output for i in where],
-                prompts=[rows[i].record.input for i in where],
-                nll=None if nll is None else [nll[i] for i in where],
-                ordinary_nll=None if nll is None else self._ordinary,
-            )
-            for side in ("retain", "forget")
-            if (where := [i for i, row in enumerate(rows) if row.side == side])
-        }
+            model = self.session.load(self.before)
+            if not self._ordinary:
+                # An output begins in the middle of a text, where every model is less sure: so does
+                # what it is compared with.
+                halves = (second_half(text) for _, text in self.session.sets.nonmember)
+                some = list(filter(None, halves))
+                self._ordinary = self._losses(model, some, "ordinary texts")
+            nll = self._losses(model, texts, f"{spec.name}: fluency")
+        sides = {}
+        for side in dict.fromkeys(row.side for row in rows):
+            where = [i for i, row in enumerate(rows) if row.side == side]
+            prompts, own = [rows[i].record.input for i in where], [texts[i] for i in where]
+            expected = [rows[i].record.output for i in where]
+            base = known[side] if known else output_figures(expected, prompts)
+            losses = nll and ([nll[i] for i in where], self._ordinary)
+            sides[side] = collapse_report(own, base, prompts=prompts, losses=losses)
         report = dict(sides.get("retain") or sides["forget"])
         report |= {"forget": sides.get("forget"), "against": against}
         self.session.cache.put(self._key(spec), report)
         return report
 
-    def _losses(self, texts: Sequence[str], bar: str) -> list[float]:
-        """Mean loss of each text under the original, which is loaded for it."""
-        model = self.session.load(self.before)
-        if not self._ordinary:
-            # An output begins in the middle of a text, where every model is less sure: so does
-            # what it is compared with.
-            halves = [second_half(text) for _, text in self.session.sets.nonmember]
-            self._ordinary = self._under(model, list(filter(None, halves)), "ordinary texts")
-        return self._under(model, texts, bar)
-
-    def _under(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
+    def _losses(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.engine.token_scoring import context_of
-
         tokenizer, limit = model.tokenizer, context_of(model.model)
         texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]

@@ -37,6 +37,7 @@ from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.memorisation import longest_run
 from axolotl_unlearn.metrics.words import contains_answer, words
 from axolotl_unlearn.models import SERVERS, ModelSpec, check_tokenizer, parse_models
+from axolotl_unlearn.report.terminal import grid
 
 #: Worst first.
 READINGS = ("recited", "said", "recognised", "nothing found", "not measured")
@@ -309,6 +310,7 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
         "of": len(words(best.rest)),
         "tokens": max((one.tokens for one in items if one.tokens is not None), default=None),
         "p": None if p is None else min(1.0, p * texts),
+        "q": None,
         "side": side,
         "not_measured": away,
     }
@@ -379,12 +381,8 @@ def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool)
 
 def shown(path: Path, found: dict[str, Any]) -> list[Any]:
     """What was found: a table with a line a document, worst first, and sentences."""
-    from rich import box
-    from rich.table import Table
-
-    made, whys = Table(title=f"What {found['model']} knows", box=box.SIMPLE_HEAD), set()
-    for head in ("document", "reading", "said", "recited", "recognised"):
-        made.add_column(head, overflow="fold")
+    heads = ("document", "reading", "said", "recited", "recognised")
+    made, whys = grid(f"What {found['model']} knows", (), *heads), set()
     for one in found["documents"]:
         away = one["not_measured"]
         whys |= {f"{name}: {why}" for name, why in away.items()}

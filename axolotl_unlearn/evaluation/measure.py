@@ -7,24 +7,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import torch
+
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.engine import token_scoring
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import generate, in_vllm
 from axolotl_unlearn.evaluation.cache import Cache
+from axolotl_unlearn.evaluation.continuations import score_pairs
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics.learned import text_features
+from axolotl_unlearn.metrics.membership import attack_losses
 from axolotl_unlearn.metrics.memorisation import (
+    TokenFacts,
     exact_memorisation,
     extraction_strength,
     longest_run,
     loss,
 )
+from axolotl_unlearn.metrics.semeval import row_score
+from axolotl_unlearn.metrics.words import contains_answer
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.generate import OnBatch
-    from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,26 +76,18 @@ class Local:
         self.model = load_model(spec, dtype=torch_dtype(settings.dtype), **how)
 
     def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
-        from axolotl_unlearn.engine import token_scoring
-
         return token_scoring.score_texts(self.model, self.tokenizer, texts, **options)
 
     def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
-        from axolotl_unlearn.evaluation.continuations import score_pairs
-
         pairs = [(record.input, record.output) for record in records]
         return score_pairs(self.model, self.tokenizer, pairs, join, **options)
 
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
-        from axolotl_unlearn.engine.token_scoring import score_options
-
-        return score_options(self.model, self.tokenizer, questions)
+        return token_scoring.score_options(self.model, self.tokenizer, questions)
 
     def generate(
-        self, prompts: Sequence[str], most: int, on_batch: OnBatch, seed: int | None = None
+        self, prompts: Sequence[str], most: int, on_batch: generate.OnBatch, seed: int | None = None
     ) -> None:
-        from axolotl_unlearn.evaluation import generate, in_vllm
-
         if self.settings.backend == "vllm":
             given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
             return in_vllm.generate(*given, on_batch, seed)
@@ -104,8 +102,6 @@ def _reach(facts: TokenFacts) -> dict[str, Any]:
 
 
 def torch_dtype(name: str) -> Any:
-    import torch
-
     if name == "auto":
         return "auto"
     dtype = getattr(torch, name, None)
@@ -144,7 +140,7 @@ class Session:
     ) -> list[R]:  # fmt: skip
         """``made`` of each answer of ``ask(items, on_batch=...)`` and its item, a part of them at a
         time; with a key an interrupted run goes on where it was."""
-        stored = self.cache.rows_so_far(key, False) if key is not None else ()
+        stored = self.cache.rows_so_far(key) if key is not None else ()
         known = {row["key"]: row["value"] for row in stored}
         with self.counting(bar, len(items)) as count:
             for start in range(0, len(items), _AT_ONCE):
@@ -170,9 +166,6 @@ class Session:
         return measured
 
     def _likelihoods(self, model: Local, measured: Measured, key: str, name: str) -> None:
-        from axolotl_unlearn.metrics.learned import text_features
-        from axolotl_unlearn.metrics.membership import attack_losses
-
         def facts_of(one: TokenFacts, text: str) -> dict[str, Any]:
             attacks = attack_losses(one, text)
             # As of an answer whose prompt is the first half.
@@ -191,14 +184,17 @@ class Session:
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
         measured.member, measured.nonmember = each[: len(sets.member)], each[len(sets.member) :]
-        losses = [one["loss"] for one in each]
         texts = [text for _, text in sets.canaries]
         if texts:
             asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
             measured.canary_loss = self.each(*asked, f"{key}-canaries")
-        if not all(map(math.isfinite, losses + measured.canary_loss)):
+        values = {what: [one["attacks"][what] for one in each]
+                  for what in (each[0]["attacks"] if each else ())}  # fmt: skip
+        values["loss"] = [one["loss"] for one in each] + measured.canary_loss
+        if bad := [what for what, some in values.items() if not all(map(math.isfinite, some))]:
             raise UnlearnError(
-                f"model {name!r}: the loss of a document is not finite; its weights are broken.",
+                f"model {name!r}: the {bad[0]} of some texts is NaN or infinite; its weights or "
+                "its precision are broken: evaluate in float32 and check the weights.",
                 code="eval.not-finite",
             )
         if sets.utility:
@@ -216,33 +212,29 @@ class Session:
     def _samples(self, model: Local, measured: Measured, key: str, name: str) -> None:
         """In how many draws each forget row's answer is said, whatever is said greedily: a greedy
         answer hides what one of a few draws says (arXiv 2410.03523)."""
-        from axolotl_unlearn.metrics.words import contains_answer
-
         rows = [row for row in self.sets.rows if row.side == "forget"]
         prompts = [row.record.input for row in rows]
 
-        def drawn(draws: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
-            made: list[dict[str, int]] = []
+        def drawn(draw: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
+            made: dict[str, int] = {}
 
             def take(numbers: Sequence[int], texts: Sequence[str]) -> None:
                 for row, text in zip([rows[n] for n in numbers], texts, strict=True):
-                    made[-1][row.key] = int(contains_answer(text, row.record.output))
+                    made[row.key] = int(contains_answer(text, row.record.output))
 
-            for draw in draws:
-                made.append({})
-                seed = self.settings.seed + 1 + draw
-                model.generate(prompts, self.settings.max_gen_toks, take, seed)
-                on_batch([draw])
-            return made
+            seed = self.settings.seed + 1 + draw[0]
+            model.generate(prompts, self.settings.max_gen_toks, take, seed)
+            on_batch(draw)
+            return [made]
 
-        draws = list(range(self.settings.samples))
-        each = self.each(f"{name}: draws", draws, drawn, lambda one, _: one, f"{key}-draws")
-        measured.said_of_samples = {row.key: sum(one[row.key] for one in each) for row in rows}
+        said = dict.fromkeys([row.key for row in rows], 0)
+        for draw in range(self.settings.samples):  # one at a time: a killed run goes on after it
+            asked = f"{name}: draw {draw + 1}", [draw], drawn, lambda one, _: one
+            (made,) = self.each(*asked, f"{key}-draw{draw}")
+            said = {row: count + made[row] for row, count in said.items()}
+        measured.said_of_samples = said
 
     def _rows(self, model: Local, measured: Measured, key: str, name: str) -> None:
-        from axolotl_unlearn.metrics.semeval import row_score
-        from axolotl_unlearn.metrics.words import contains_answer
-
         sets, cache, texts = self.sets, self.cache, self.settings.keep_texts
         rows = {row.key: row for row in sets.rows}
 
@@ -253,8 +245,8 @@ class Session:
                     column[stored["key"]] = stored[name]
 
         # Without its texts nobody could say whether a model collapsed: they are generated again.
-        for stored in cache.rows_so_far(key, need_texts=True):
-            if stored.get("key") in rows:
+        for stored in cache.rows_so_far(key):
+            if stored.get("key") in rows and stored.get("text") is not None:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
         with self.counting(f"{name}: rows", len(todo)) as count:
@@ -266,9 +258,8 @@ class Session:
                     kind, expected = row.record.kind, row.record.output
                     says_it = contains_answer(said, expected) if kind == "question" else None
                     known = {"key": row.key, "value": row_score(kind, said, expected)}
-                    known |= {"contained": says_it}
-                    take({**known, "text": said})
-                    done.append({**known, "text": said})
+                    done.append(known | {"contained": says_it, "text": said})
+                    take(done[-1])
                 if texts:
                     cache.add_rows(key, done)
                 count(numbers)

@@ -9,6 +9,8 @@ from typing import Any
 
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
+from axolotl_unlearn.metrics.fluency import output_figures
+from axolotl_unlearn.metrics.semeval import any_script_recall
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,6 @@ class Measured:
 
 def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them."""
-    from axolotl_unlearn.metrics.fluency import output_figures
-    from axolotl_unlearn.metrics.semeval import any_script_recall
-
     if len(measured.texts) < len(sets.rows):
         return
     for side in ("retain", "forget"):

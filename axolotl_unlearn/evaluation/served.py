@@ -111,31 +111,26 @@ class Served:
     def _facts(self, prompt: str, text: str) -> TokenFacts:
         choice = self._complete(prompt + text, 1, echo=True, logprobs=1)
         with self._readable():
-            return self._facts_of(choice, prompt, text)
-
-    def _facts_of(self, choice: dict[str, Any], prompt: str, text: str) -> TokenFacts:
-        logprobs, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
-        tokens = logprobs["tokens"]
-        count = min(count, len(tokens) - 1)  # the last one is new
-        start = 0
-        if prompt:
-            ends = np.cumsum([len(token) for token in tokens[:count]])
-            if len(ends) and ends[-1] == len(prompt + text):
-                start = int((ends <= len(prompt)).sum())
-            else:  # pieces of letters, or a token of the beginning
-                start = self._complete(prompt, 1)["usage"]["prompt_tokens"]
-                start -= choice["usage"]["prompt_tokens"] - count
-        chosen = [i for i in range(start, count) if logprobs["token_logprobs"][i] is not None]
-        if not chosen:
-            raise UnlearnError(
-                f"{self.url} says nothing about a text of {len(prompt + text)} letters, which may "
-                "be a single token.",
-                code="served.nothing-said",
-            )
-        logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
-        best = np.array([max(logprobs["top_logprobs"][i].values()) for i in chosen], float)
-        unknown = np.full(len(logp), np.nan)
-        return TokenFacts(logp, logp >= best, unknown, unknown)
+            logprobs, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
+            tokens = logprobs["tokens"]
+            count = min(count, len(tokens) - 1)  # the last one is new
+            start = 0
+            if prompt:
+                ends = np.cumsum([len(token) for token in tokens[:count]])
+                if len(ends) and ends[-1] == len(prompt + text):
+                    start = int((ends <= len(prompt)).sum())
+                else:  # pieces of letters, or a token of the beginning
+                    start = self._complete(prompt, 1)["usage"]["prompt_tokens"]
+                    start -= choice["usage"]["prompt_tokens"] - count
+            chosen = [i for i in range(start, count) if logprobs["token_logprobs"][i] is not None]
+            if not chosen:
+                says = f"{self.url} says nothing about a text of {len(prompt + text)} letters"
+                cure = "it may be a single token"
+                raise UnlearnError(f"{says}; {cure}.", code="served.nothing-said")
+            logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
+            best = np.array([max(logprobs["top_logprobs"][i].values()) for i in chosen], float)
+            unknown = np.full(len(logp), np.nan)
+            return TokenFacts(logp, logp >= best, unknown, unknown)
 
     def _complete(self, prompt: str, most: int, chat: bool = False, **more: Any) -> dict[str, Any]:
         """The first choice, with the request's ``usage``."""

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from axolotl_unlearn.config import FieldArgs
 from axolotl_unlearn.data import records as reading
-from axolotl_unlearn.data.documents import read_documents, with_prompt
-from axolotl_unlearn.data.records import SUFFIXES, Record, kind_of
+from axolotl_unlearn.data.documents import author_of, read_documents, with_prompt
+from axolotl_unlearn.data.records import SUFFIXES, Record, document_id, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
 from axolotl_unlearn.metrics.results import MADE_UP
@@ -139,6 +139,12 @@ def data_digests(
     """SHA-256 of the file of each side that is there."""
     found = {side: find_file(Path(folder), side) for side in sides}
     return {side: file_digest(path) for side, path in found.items() if path is not None}
+
+
+def cluster_of(side: str, name: str, text: str) -> str:
+    """What a text is not independent of: its author, else its document."""
+    author = author_of(text)
+    return f"author: {author}" if author else f"{side}: {document_id(name)}"
 
 
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:

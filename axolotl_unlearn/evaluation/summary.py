@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from axolotl_unlearn.data.documents import author_of
 from axolotl_unlearn.data.records import document_id
-from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.evaluation.sets import EvaluationSets, cluster_of
 from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
@@ -61,7 +59,7 @@ def summarise(
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "gate": semeval.gate(utility, before),
-        **_any_script(measured, sets, settings),
+        **_any_script(measured, sets),
         "answers": _answers(measured, sets),
         "seconds": measured.seconds,
         **text_facts(measured, sets, settings.samples),
@@ -87,21 +85,17 @@ def _utility_groups(measured: Measured, sets: EvaluationSets) -> dict[str, dict[
     return {name: {"value": semeval.mean(v), "n": len(v)} for name, v in sorted(groups.items())}
 
 
-def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
-    """What is independent among members and among non-members: authors, else documents."""
-    return tuple(
-        [
-            f"author: {author}" if (author := author_of(text)) else f"{side}: {document_id(name)}"
-            for name, text in getattr(sets, side)
-        ]
-        for side in ("member", "nonmember")
-    )
+def text_clusters(sets: EvaluationSets, members: str = "member") -> tuple[list[str], list[str]]:
+    """`cluster_of` of members, called so, and of non-members."""
+    sides = ((members, sets.member), ("nonmember", sets.nonmember))
+    return tuple([cluster_of(side, *one) for one in texts] for side, texts in sides)
 
 
 def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> dict[str, Any]:
     """Of an entry what is known text by text; ``samples`` as in `Settings`."""
     texts = bool(measured.member_loss and measured.nonmember_loss)
     clusters = text_clusters(sets) if texts else ([], [])
+    ids = [[n for n, _ in side] if texts else [] for side in (sets.member, sets.nonmember)]
     rows, columns = sets.forget, Texts.COLUMNS
     keys = [f"forget/{row.id}" for row in rows]
     asked = [(key, key in measured.contained) for key in keys]
@@ -110,11 +104,11 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
         "likelihood": {
             "member_loss": measured.member_loss,
             "nonmember_loss": measured.nonmember_loss,
-            "member_id": [name for name, _ in sets.member] if texts else [],
-            "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
+            "member_id": ids[0],
+            "nonmember_id": ids[1],
             "member_cluster": clusters[0],
             "nonmember_cluster": clusters[1],
-            "member_document": [document_id(name) for name, _ in sets.member] if texts else [],
+            "member_document": [*map(document_id, ids[0])],
             "attacks": attack_losses(measured),
         },
         # What comes out of each forget row, and of members and non-members.
@@ -157,9 +151,7 @@ def derived(sets: EvaluationSets) -> list[bool]:
     return [follows(row) for row in sets.forget]
 
 
-def _any_script(
-    measured: Measured, sets: EvaluationSets, settings: Settings
-) -> dict[str, dict[str, Any]]:
+def _any_script(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, Any]]:
     """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
     if not measured.any_script:
         return {"any_script": {}}
@@ -202,7 +194,7 @@ def role_of(name: str) -> str:
 
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
     """Row values with their documents, for intervals and for paired comparison of models."""
-    grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
+    grouped: dict[str, tuple[list[float], list[str]]] = {}
     for row in sets.rows:
         if row.key not in measured.values:
             continue
@@ -210,17 +202,13 @@ def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
         values, clusters = grouped.setdefault(row.cell, ([], []))
         values.append(1 - value if row.side == "forget" else value)
         author = row.record.author
-        clusters.append(("author", author) if author else (row.side, row.record.document))
+        clusters.append(f"author: {author}" if author else f"{row.side}: {row.record.document}")
     cells = {name: mean_of(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
     if measured.member_loss and measured.nonmember_loss:
         losses = (measured.member_loss, measured.nonmember_loss)
         # A member that is a forget document is drawn together with its rows.
-        sides = (("forget", sets.member), ("nonmember", sets.nonmember))
-        clusters = tuple(
-            [("author", a) if (a := author_of(x)) else (side, document_id(n)) for n, x in texts]
-            for side, texts in sides
-        )
+        clusters = text_clusters(sets, "forget")
         membership = area_of(*([-value for value in side] for side in losses), clusters)
     utility = None
     if measured.options:
@@ -242,19 +230,12 @@ def _membership(
     losses = {"loss": (measured.member_loss, measured.nonmember_loss)} | losses
     clusters = text_clusters(sets)
     pairs = {name: [-np.asarray(side, float) for side in pair] for name, pair in losses.items()}
-    if bad := [name for name, pair in pairs.items() if not np.isfinite(np.concatenate(pair)).all()]:
-        raise UnlearnError(
-            f"The {bad[0]} of some texts is NaN or infinite; the model's weights or its precision "
-            "are broken: evaluate in float32 and check the weights.",
-            code="eval.not-finite",
-        )
     shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
     count = len(measured.member_loss)
     warning = lab.blind_sentence(blind)
-    bounds = {name: metrics.area_of(*pair, clusters).interval() for name, pair in pairs.items()}
     return {
         "attacks": {
-            name: {"auc": metrics.auc(*pair), "interval": bounds[name]}
+            name: {"auc": metrics.auc(*pair), "interval": area_of(*pair, clusters).interval()}
             for name, pair in pairs.items()
         },
         "tpr": {

@@ -124,20 +124,19 @@ def broken_by(report: Mapping[str, Any]) -> list[str]:
 
 def collapse_report(
     texts: Sequence[str],
-    reference: Sequence[str] | Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
     *,
     prompts: Sequence[str] | None = None,
-    nll: Sequence[float] | None = None,
-    ordinary_nll: Sequence[float] | None = None,
+    losses: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> dict[str, Any]:
     """Describe the outputs of a model and say whether it collapsed, and why.
 
     Args:
-        reference: Outputs of the original model to the same prompts, or the expected texts, or
-            `output_figures` of them: only what was added to these shares counts.
+        reference: `output_figures` of the original model's outputs to the same prompts, or of the
+            expected texts: only what was added to these shares counts.
         prompts: Of each output.
-        nll: Mean loss of each output under the *original* model, nats a token.
-        ordinary_nll: Likewise of ordinary unseen texts, e.g. second halves of the non-members.
+        losses: Mean losses under the *original* model, nats a token: of each output, and of
+            ordinary unseen texts, e.g. second halves of the non-members.
 
     Returns:
         ``collapsed`` and its ``reasons``; `output_figures` and, under ``reference``, those of the
@@ -145,20 +144,14 @@ def collapse_report(
         is out of the ordinary. None where there is nothing to compute from.
 
     Raises:
-        ValueError: Lists of different lengths, or ``nll`` without ``ordinary_nll``.
+        ValueError: Lists of different lengths.
     """
-    if nll is not None and len(nll) != len(texts):
-        raise ValueError(f"{len(texts)} texts but {len(nll)} nll: give one a text.")
-    if (nll is None) != (ordinary_nll is None):
-        raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
-    against = reference or None
-    if against is not None and not isinstance(against, Mapping):
-        against = output_figures(against, prompts)
-    report = output_figures(texts, prompts) | {"reference": against, "nonsense": None}
-    if nll is not None and len(ordinary_nll):  # else nobody knows what is ordinary
+    report = output_figures(texts, prompts) | {"reference": reference, "nonsense": None}
+    own, ordinary = losses or ((), ())
+    if len(ordinary):  # else nobody knows what is ordinary
         # Losses of a few tokens vary too much to call one of them strange.
-        long = [x for x, text in zip(nll, texts, strict=True) if len(tokens(text)) >= MIN_TOKENS]
-        limit = float(np.quantile(ordinary_nll, 0.95)) + NONSENSE_NATS
+        long = [x for x, text in zip(own, texts, strict=True) if len(tokens(text)) >= MIN_TOKENS]
+        limit = float(np.quantile(ordinary, 0.95)) + NONSENSE_NATS
         report["nonsense_n"] = len(long)
         if long:  # NaN is no ordinary loss
             report["nonsense"] = float(np.mean([not x <= limit for x in long]))

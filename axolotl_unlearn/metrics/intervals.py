@@ -93,10 +93,7 @@ class Estimate:
         elif 0 < p < 1 and self.error:
             wider = ndtri((1 + level) / 2) / stdtrit(self.df, (1 + level) / 2)
             count = p * (1 - p) / self.error**2 * wider**2
-        tail, hits = (1 - level) / 2, p * count
-        low = 0.0 if hits <= 0 else float(betaincinv(hits, count - hits + 1, tail))
-        high = 1.0 if hits >= count else float(1 - betaincinv(count - hits, hits + 1, tail))
-        return (low, high)
+        return share_of(p * count, count, level)
 
     @property
     def p(self) -> float:
@@ -208,6 +205,12 @@ def _weights(names: Sequence[Hashable]) -> Array:
     return np.array([1 / sizes[name] for name in names])
 
 
+def numbered(names: Sequence[Hashable]) -> NDArray[np.int_]:
+    """Number of each row's cluster, in the order in which they come."""
+    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([places[name] for name in names])
+
+
 def _checked(values: ArrayLike, clusters: Sequence[Hashable] | None) -> Array:
     values = np.asarray(values, dtype=float)
     if clusters is not None and len(values) != len(clusters):
@@ -225,14 +228,14 @@ def _side(
     """Parts and spread by cluster of a weighted mean, and their number."""
     names = range(len(values)) if clusters is None else clusters
     w = np.ones(len(values)) if weights is None else weights
-    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    group, count, total = np.array([places[name] for name in names]), len(places), w.sum()
+    places, group = dict.fromkeys(names), numbered(names)
+    count, total = len(places), w.sum()
     if count < 2:
         return dict.fromkeys(places, 0.0), dict.fromkeys(places, 0.0), count
     sizes, shares = np.bincount(group), np.bincount(group, w) / total
     sums = np.bincount(group, w * (values - math.fsum(w * values) / total)) / total
     parts = sums * math.sqrt((count - 1) / count) / (1 - shares)
-    alike = intraclass_correlation(values, names) if count < len(values) else 0.0
+    alike = intraclass_correlation(values, group) if count < len(values) else 0.0
     alike = max(0.0, alike) if math.isfinite(alike) else 0.0
     expected = shares**2 * (1 + (sizes - 1) * alike) / sizes
     spread = expected / expected.sum() * float((parts**2).sum())
@@ -252,10 +255,9 @@ def _placed(values: Array, others: Array, weights: Array) -> Array:
 def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> float:
     """How alike scores of one cluster are: 0 not at all, 1 the same (Fisher 1925; Donner 1986 for
     clusters of different sizes). NaN where no cluster holds two."""
-    values = np.asarray(values, float)
-    places = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
-    group = np.array([places[name] for name in clusters])
-    sizes, total, count = np.bincount(group), len(values), len(places)
+    values, group = np.asarray(values, float), numbered(clusters)
+    sizes = np.bincount(group)
+    total, count = len(values), len(sizes)
     if count < 2 or total == count:
         return math.nan
     means = np.bincount(group, values) / sizes
@@ -275,7 +277,7 @@ def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
     return float(_placed(members, others, np.ones(len(others))).mean())
 
 
-def share_of(hits: int, n: int, level: float = LEVEL) -> Interval:
+def share_of(hits: float, n: float, level: float = LEVEL) -> Interval:
     """Exact interval of a share (Clopper and Pearson 1934)."""
     tail = (1 - level) / 2
     low = betaincinv(hits, n - hits + 1, tail) if hits else 0.0

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
+from axolotl_unlearn.metrics.intervals import numbered
 from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation, longest_run
 
 Array = NDArray[np.float64]
@@ -115,7 +116,10 @@ def learned_attack(
     features = np.concatenate([inside, outside])
     if min(n, m) < MIN_TEXTS or not np.isfinite(features).all():
         return None
-    first, second = _places(member_documents, n), _places(nonmember_documents, m)
+    first, second = (
+        numbered(range(size) if names is None else names)
+        for names, size in ((member_documents, n), (nonmember_documents, m))
+    )
     count = first.max() + 1  # documents of members
     groups = np.concatenate([first, count + second])
     rng = np.random.default_rng(seed)
@@ -138,13 +142,6 @@ def learned_attack(
     each = (1 + (others >= scores[:n] - 1e-12).sum(0)) / (m + 1)
     area = float(areas[0])
     return Learned(scores[:n], scores[n:], area, p if movable else None, each, areas[1:])
-
-
-def _places(documents: Sequence[Hashable] | None, count: int) -> NDArray[np.int_]:
-    """Number of each text's document."""
-    names = list(documents) if documents is not None else list(range(count))
-    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return np.array([places[name] for name in names])
 
 
 def some_texts(texts: Any) -> Any:

@@ -499,8 +499,11 @@ class Model(Part):
 
     @cached_property
     def varying(self) -> Scores:
-        """Scores that are not all equal: those order nothing."""
-        return {n: pair for n, pair in self.scores.items() if np.ptp(np.concatenate(pair)) > 0}
+        """By attack, {} without any: scores that are not all equal, which would order nothing.
+        Attacks with another number of texts than the loss, or with a value that is no number, are
+        left out: `metrics.verdict` names them."""
+        each = {name: self.attack(name) for name in ("loss", *self.likelihood.attacks)}
+        return {n: pair for n, pair in each.items() if pair and np.ptp(np.concatenate(pair)) > 0}
 
     @cached_property
     def clusters(self) -> Clusters:
@@ -516,12 +519,6 @@ class Model(Part):
         ids = [(one.member_id, one.nonmember_id) for one in each]
         sizes = {(len(one.member_loss), len(one.nonmember_loss)) for one in each}
         return bool(ids[0][0]) and ids[0] == ids[1] and sizes == {tuple(map(len, ids[0]))}
-
-    @property
-    def scores(self) -> Scores:
-        """By attack; {} without any. Attacks with another number of texts than the loss, or with a
-        value that is no number, are left out: `metrics.verdict` names them."""
-        return _present({name: self.attack(name) for name in ("loss", *self.likelihood.attacks)})
 
     def attack(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Scores of one attack, if each text has one."""
@@ -560,16 +557,16 @@ class Recalled(Part):
 
 
 class Before(Part):
-    recalled: Group = Group()
+    recalled: Figure = Figure()
 
 
 class Tried(Part):
-    """One variant of an attack on the text."""
+    """One variant of an attack on the text, and what the model said of it ``before``."""
 
     variant: str
     gain: Recalled
-    above_control: Recalled | None = None
     before: Before = Before()
+    above_control: Recalled | None = None
 
 
 class Test(Part):
@@ -624,15 +621,6 @@ class Attack(Part):
         p = [one.p for one in self.documents.values()]
         q = false_discovery_control(p, method="bh").tolist() if p else ()
         return dict(zip(self.documents, q, strict=True))
-
-
-def whole(attack: Mapping[str, Any]) -> bool:
-    """Has an attack's file all figures that `metrics.verdict.attacks` reads?"""
-    try:
-        Attack.model_validate(attack)
-    except (pydantic.ValidationError, RecursionError):
-        return False
-    return True
 
 
 class Results(Part):

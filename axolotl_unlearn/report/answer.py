@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.metrics.results import Results, load_results
 from axolotl_unlearn.metrics.verdict import Verdict, judged
+from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 #: Models that a sentence names.
 _MOST_NAMED = 10
@@ -15,7 +17,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Answer:
-    """What to use, and each model as judged.
+    """What to use, and each model of the results as judged.
 
     Attributes:
         tone: good, bad, or plain where no unlearned model was evaluated.
@@ -24,17 +26,40 @@ class Answer:
         candidates: names of the unlearned ones: the one to use first, then by Aggregate.
     """
 
+    results: Results
     sentence: str
     tone: str
     best: str | None
     verdicts: dict[str, Verdict]
     candidates: list[str]
 
+    @property
+    def reasons(self) -> list[str]:
+        """What speaks most against each candidate that is not good; none for one alone, of which
+        the sentence says it."""
+        several = self.candidates if len(self.candidates) > 1 else ()
+        bad = {name: one.damning for name in several if not (one := self.verdicts[name]).good}
+        each = (f"{name} is not good: {says}." for name, says in bad.items() if says)
+        return [" ".join(one.split()) for one in each]  # no name begins a line
+
+    @property
+    def labels(self) -> dict[str, dict[str, str]]:
+        """By model what the table and the reasons say, for programs."""
+        each = self.verdicts.items()
+        return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
+
 
 def answer_of(
-    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> Answer:
-    """Judge every model, with results of attacks on them, and say which one to use, or why none."""
+    """Judge every model, with results of attacks on them, and say which one to use, or why none.
+
+    Args:
+        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
+    """
+    if attacks is None:
+        attacks = attack_results(folder_of(results)) if isinstance(results, (str, Path)) else ()
     results = load_results(results)
     verdicts = judged(results, attacks)
     aggregates = {model.name: model.aggregate or 0.0 for model in results.models}
@@ -58,7 +83,7 @@ def answer_of(
         # One word a model; the figures stand in the table below.
         kinds = ", ".join(_some([f"{name} ({verdicts[name].label})" for name in candidates]))
         says = f"None of these is good: {kinds}."
-    return Answer(says, tone, best, verdicts, candidates)
+    return Answer(results, says, tone, best, verdicts, candidates)
 
 
 def _some(names: list[str]) -> list[str]:

@@ -25,19 +25,13 @@ _STAND_INS = {f"#10000{i}": f"var(--m{i})" for i in range(10)} | {
     CARD: "var(--card)", BAD: "var(--bad)",
 }  # fmt: skip
 _PLACE = {variable: stand_in for stand_in, variable in _STAND_INS.items()}
-#: Names that the demo uses keep their colour from run to run; other models take the rest in order.
-FIXED_COLOURS = {"original": 0, "over": 1, "under": 2, "merged": 3, "single": 4, "retrained": 5}
 #: Inches of a chart 360 px wide, at 100 dots an inch.
 WIDTH = 3.6
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A CSS colour variable for each model; two models share one only beyond ten models."""
-    taken = {FIXED_COLOURS[name] for name in names if name in FIXED_COLOURS}
-    free = [i for i in (3, 1, 2, 4, 6, 7, 8, 9, 5, 0) if i not in taken] or [6]
-    others = [name for name in names if name not in FIXED_COLOURS]
-    numbers = {name: free[place % len(free)] for place, name in enumerate(others)}
-    return {name: f"var(--m{(FIXED_COLOURS | numbers)[name]})" for name in names}
+    return {name: f"var(--m{number % 10})" for number, name in enumerate(names)}
 
 
 def _figure(height: float):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits, with_attacks
-from axolotl_unlearn.metrics.results import Results, load_results, whole
-from axolotl_unlearn.metrics.verdict import told_by_attacks
+from axolotl_unlearn.metrics.results import Attack, Results, load_results, read
+from axolotl_unlearn.metrics.verdict import sentence, told_by_attacks
 
 #: Of a row of audit.jsonl, where the texts were kept.
 TEXTS = ("prompt", "expected", "generated")
@@ -24,11 +25,7 @@ def find_inputs(
 ) -> dict[str, Any]:
     """``extras`` of `write_report`: the audit of the results, with texts that audit.jsonl of the
     folder holds; of the folder, and of `attacks`, one file an attack."""
-    from axolotl_unlearn.attacks.results import sentence
-
     home, results = folder_of(folder), load_results(results)
-    lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
-    extras: dict[str, Any] = {"audit": _with_texts(lines, home / "audit.jsonl")}
     place = Path(attacks or home)
     attacked = attack_results(place)
     if attacks and not attacked:
@@ -39,37 +36,34 @@ def find_inputs(
         )
     if place.resolve() != home.resolve():
         attacked = [*attack_results(home), *attacked]
-    if attacked:
-        extras["attack_results"] = attacked
-        good = [one for one in attacked if whole(one)]
-        if told := told_by_attacks(results, good):
-            extras["audit"] = with_attacks(extras["audit"], told)
-        said: dict[str, str] = {}  # of runs with several settings all
-        for one in good:
-            name = f"{one['attack']} on {one['model']}"
-            says = one.get("sentence") or (sentence(one) if one.get("rows") else "see its file.")
-            said[name] = " ".join(filter(None, [said.get(name), says]))
-        extras["attack_sentences"] = said
-    return extras
+    says: dict[str, list[str]] = {}  # of runs with several settings all
+    for one in attacked:
+        with suppress(UnlearnError):  # of a file that is not whole; the verdict says so
+            file = read(Attack, one)
+            if said := sentence(file) if file.rows else file.sentence:
+                says.setdefault(f"{file.attack} on {file.model}", []).append(said)
+    lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
+    lines = with_attacks(lines, told_by_attacks(results, attacked))
+    return {
+        "audit": _with_texts(lines, home / "audit.jsonl"),
+        "attack_results": attacked,
+        "attack_sentences": {name: " ".join(some) for name, some in says.items()},
+    }
 
 
 def _with_texts(lines: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """The texts of a row alone are taken from the file."""
-    kept = {
-        (str(line.get("model")), str(row.get("id"))): row
-        for line in (read_json_lines(path) if path.is_file() else ())
-        for row in rows_of(line.get("rows"))
-    }
+    kept = {}
+    for line in read_json_lines(path) if path.is_file() else ():
+        rows = line.get("rows")
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, Mapping):
+                kept[str(line.get("model")), str(row.get("id"))] = row
     for line in lines:
         for row in line["rows"]:
             texts = kept.get((line["model"], row["id"]), {})
             row |= {key: str(texts[key]) for key in TEXTS if key in texts}
     return lines
-
-
-def rows_of(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings of a list, none where it is no list."""
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 def folder_of(results: str | Path) -> Path:
@@ -83,15 +77,14 @@ def attack_results(folder: Path) -> list[dict[str, Any]]:
 
     Half a file too: the verdict does not pass over it.
     """
-    files = map(_json, sorted(folder.glob("*-*.json")))
-    marks = {"attack", "title", "model", "rows", "tests"}
-    return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as fault:
-        raise UnlearnError(
-            f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
-        ) from fault
+    found, marks = [], {"attack", "title", "model", "rows", "tests"}
+    for path in sorted(folder.glob("*-*.json")):
+        try:
+            one = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as fault:
+            raise UnlearnError(
+                f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
+            ) from fault
+        if isinstance(one, dict) and len(marks & one.keys()) > 1:
+            found.append(one)
+    return found

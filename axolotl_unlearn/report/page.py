@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.metrics.verdict.words import name_of
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
-from axolotl_unlearn.report.inputs import TEXTS, rows_of
+from axolotl_unlearn.report.inputs import TEXTS
 from axolotl_unlearn.report.terminal import HEADLINES, caption, membership_warning
 
 SCORES = (*HEADLINES, *CELLS)
@@ -77,10 +76,10 @@ class View:
         self.results, self.extras = results, dict(extras)
         self.models: Sequence[Model] = results.models
         self.retrained = results.role("retrained")
-        self.answer = answer_of(results, rows_of(self.extras.get("attack_results")))
+        self.answer = answer_of(results, self.extras.get("attack_results", ()))
         self.palette = charts.colours([model.name for model in self.models])
         self.warning = membership_warning(results)
-        self.caption = " ".join(caption(results, self.answer).splitlines())
+        self.caption = " ".join(caption(self.answer).splitlines())
         self.sized = any(model.sizes for model in self.models)
         self.auc_chart = charts.auc_chart(self.models, self.palette)
         self.plane_chart = charts.plane_chart(self.models, self.palette)
@@ -96,12 +95,12 @@ class View:
     @property
     def audits(self) -> Iterator[dict[str, Any]]:
         """The documents of each candidate, worst first; those of the best are not folded."""
-        rows, candidates = rows_of(self.extras.get("audit")), self.answer.candidates
+        rows, candidates = self.extras.get("audit", ()), self.answer.candidates
         most = max(20, min(MOST_AUDITED, 10 * MOST_AUDITED // max(1, len(candidates))))
         by_name = {model.name: model for model in self.models}
         for place, name in enumerate(candidates):
-            mine = [row for row in rows if row.get("model") == name]
-            readings = Counter(str(row.get("reading", "")) for row in mine)
+            mine = [row for row in rows if row["model"] == name]
+            readings = Counter(row["reading"] for row in mine)
             label = f"{name}: {counted(len(mine), 'document')}, "
             label += ", ".join(f"{n} {reading}" for reading, n in readings.items())
             if len(mine) > most:
@@ -135,11 +134,9 @@ class View:
     @property
     def sentences(self) -> list[tuple[str, str]]:
         """What each attack says, by its name; and what of them the verdict does not count."""
-        named = self.extras.get("attack_sentences")
-        named = named.items() if isinstance(named, Mapping) else ()
-        says = [(str(name), str(text).removeprefix(f"{name}: ")) for name, text in named]
         verdicts = self.answer.verdicts.items()
-        return says + [(n, f"not counted: {x}.") for n, one in verdicts for x in one.ignored]
+        ignored = [(n, f"not counted: {x}.") for n, one in verdicts for x in one.ignored]
+        return [*self.extras.get("attack_sentences", {}).items(), *ignored]
 
     @cached_property
     def membership(self) -> dict[str, Any]:
@@ -163,27 +160,23 @@ class View:
 
 def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     """One document of the audit list as it is shown."""
-    inner, figures = rows_of(row.get("rows")), []
+    inner, figures = row["rows"], []
     for key in AUDITED:
         others = [
-            f"{_audited(of_side.get(key))} {side}"
+            f"{_audited(of_side[key])} {side}"
             for side in ("before", "retrained")
-            if isinstance(of_side := row.get(side), Mapping) and of_side.get(key) is not None
+            if (of_side := row[side]) and of_side.get(key) is not None
         ]
-        if key == "p" and number(row.get("q")) is not None:
+        if key == "p" and row["q"] is not None:
             others = [f"q {p_value(row['q'], '')}"]
-        figures.append((_audited(row.get(key), key == "p"), "\n".join(others)))
-    texts = [
-        [str(one.get(key, "")) for key in TEXTS]
-        for one in inner
-        if with_texts and one.get("generated")
-    ]
+        figures.append((_audited(row[key], key == "p"), "\n".join(others)))
+    texts = [[one.get(key, "") for key in TEXTS] for one in inner if one.get("generated")]
     return {
-        "document": str(row.get("document", "")),
+        "document": row["document"],
         "count": counted(len(inner), "row") if inner else "",
-        "texts": texts,
-        "reading": str(row.get("reading", "")),
-        "bad": bool(row.get("told")) or row.get("reading") in ("recited", "still said"),
+        "texts": texts if with_texts else [],
+        "reading": row["reading"],
+        "bad": row["told"] or row["reading"] in ("recited", "still said"),
         "figures": figures,
     }
 
@@ -197,13 +190,7 @@ def attack_title(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def number(value: Any) -> float | None:
-    """A finite number of what has no type: curves, lines of audit.jsonl."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) else None
-
-
-def _audited(value: Any, is_p: bool = False) -> str:
+def _audited(value: float | bool | None, is_p: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return p_value(value, "") if is_p and number(value) is not None else show(number(value))
+    return p_value(value, "") if is_p and value is not None else show(value)

@@ -11,30 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from axolotl_unlearn.metrics.intervals import ideal_membership
-from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
+from axolotl_unlearn.metrics.results import CELLS, Model, Results
 from axolotl_unlearn.metrics.semeval import SIDES
 from axolotl_unlearn.metrics.verdict import Verdict, show
 from axolotl_unlearn.report.answer import Answer, answer_of
-from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
 
-def table(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> Table:
+def table(found: Answer | Results | Mapping[str, Any] | str | Path) -> Table:
     """The answer in a sentence, then one row a model: its scores and its verdict. Collapsed rows
-    and rows below the utility gate are red; the model to use is bold.
-
-    Args:
-        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
-    """
-    answer = _answer(results, attacks)
-    results = load_results(results)
+    and rows below the utility gate are red; the model to use is bold."""
+    answer = found if isinstance(found, Answer) else answer_of(found)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     says, left = " ".join(answer.sentence.split()), {"title_justify": "left"}
-    left |= {"caption": caption(results, answer), "caption_justify": "left"}
+    left |= {"caption": caption(answer), "caption_justify": "left"}
     title = Text(says, style=f"bold {color}")
     out = Table(title=title, box=box.SIMPLE_HEAD, padding=0, **left)
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
@@ -42,46 +33,25 @@ def table(
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n0.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
-    for model in results.models:
+    for model in answer.results.models:
         marks = model.flags
         style = "red" if marks else "bold" if model.name == answer.best else ""
         out.add_row(
             Text(model.name, style=style),
             *(_cell(model, metric, style) for metric in HEADLINES),
-            _reading(model, marks, model.name == answer.best, answer.verdicts[model.name]),
+            _reading(marks, model.name == answer.best, answer.verdicts[model.name]),
         )
     return out
 
 
-def _answer(results: Any, attacks: Sequence[Mapping[str, Any]] | None) -> Answer:
-    if attacks is None:
-        on_disk = isinstance(results, (str, Path))
-        attacks = attack_results(folder_of(results)) if on_disk else []
-    return answer_of(results, attacks)
-
-
-def reasons(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> str:
-    """A line for each candidate that is not good: what speaks most against it; "" for one alone,
-    of which the table's title says it."""
-    answer = _answer(results, attacks)
-    if len(answer.candidates) < 2:
-        return ""
-    against = {name: answer.verdicts[name] for name in answer.candidates}
-    bad = {name: one.damning for name, one in against.items() if not one.good and one.damning}
-    each = (f"{name} is not good: {says}." for name, says in bad.items())
-    return "".join(f"{' '.join(one.split())}\n" for one in each)  # no name begins a line
-
-
-def verdicts(
-    results: Results | Mapping[str, Any] | str | Path,
-    attacks: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, dict[str, str]]:
-    """By model what `table` and `reasons` say, for programs."""
-    each = _answer(results, attacks).verdicts.items()
-    return {n: {"label": v.label, "outcome": v.outcome, "says": v.damning} for n, v in each}
+def grid(title: str, figures: Sequence[str], *names: str) -> Table:
+    """An empty table with a column for each name and each figure."""
+    made = Table(title=title, box=box.SIMPLE_HEAD)
+    for name in names:
+        made.add_column(name, overflow="fold", no_wrap=name == "measure")
+    for name in figures:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
 
 
 def _cell(model: Model, metric: str, style: str) -> Text:
@@ -92,7 +62,7 @@ def _cell(model: Model, metric: str, style: str) -> Text:
     return text
 
 
-def _reading(model: Model, marks: list[str], is_best: bool, verdict: Verdict) -> Text:
+def _reading(marks: list[str], is_best: bool, verdict: Verdict) -> Text:
     """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
@@ -123,8 +93,9 @@ def _sizes(results: Results) -> str:
     return ", ".join(parts) if parts else "n not recorded"
 
 
-def caption(results: Results, answer: Answer) -> str:
+def caption(answer: Answer) -> str:
     """Conventions and n, so that a number can be compared with another one."""
+    results = answer.results
     lines = [
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
         "Higher is better except AUC: 0.5 is ideal, above = under-forgetting, "

@@ -413,7 +413,7 @@ def _earlier(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
     """What each attack found, in its own words; see `axolotl-unlearn attack`."""
-    from axolotl_unlearn.attacks.results import sentence
+    from axolotl_unlearn.metrics.verdict import sentence
 
     attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):

@@ -34,8 +34,8 @@ import yaml
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
-from axolotl_unlearn.metrics.verdict import judged
-from axolotl_unlearn.metrics.verdict.criteria import ALPHA, strongest_gain
+from axolotl_unlearn.metrics.results import Attack, read
+from axolotl_unlearn.metrics.verdict import criteria, judged
 from research.analysis.seeds import facts, interval_over_seeds, with_half_width
 from research.harness import import_libraries
 from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
@@ -342,10 +342,10 @@ def leaderboard(seed: Mapping[str, Mapping[str, Any]], first: Tiny) -> dict[str,
     def attacked(name: str, kind: str) -> str:
         if not (found := made.get(f"{kind}-{name}")):
             return ""
-        if tests := found.get("tests"):
-            return f"{sum(t['p_corrected'] < ALPHA for t in tests.values())} of {len(tests)}"
-        gain = strongest_gain(found["rows"])[1]
-        return f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+        if some := found.get("tests"):
+            return f"{sum(t['p_corrected'] < criteria.ALPHA for t in some.values())} of {len(some)}"
+        gain = criteria.strongest_gain(read(Attack, found))[1]
+        return f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
 
     order = sorted(seed, key=lambda name: -(seed[name].get("aggregate") or 0.0))
     ends = {name: seed[name]["intervals"]["aggregate"] for name in order}

@@ -79,7 +79,10 @@ def judge(
     sides = zip((members, nonmembers), kept, strict=True)
     told = [line.decision_function(scaled(side[k])) for side, k in sides]
     means = [
-        [np.mean([v for v, n in zip(values, side, strict=True) if n == name]) for name in set(side)]
+        [
+            np.mean([v for v, n in zip(values, side, strict=True) if n == name])
+            for name in dict.fromkeys(side)
+        ]
         for values, side in zip(told, names, strict=True)
     ]
     p = float(ttest_ind(*means, equal_var=False, alternative="greater").pvalue)

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read, whole
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read
 from axolotl_unlearn.metrics.verdict import criteria
 from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, Facts, Read, strongest, worst
 from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, says
@@ -208,17 +209,16 @@ def judge(
     # An original or a retrained model is compared with chance.
     retrained = retrained if model.part in ("candidate", "reference") else None
     original = original if original is not None and original.name != model.name else None
-    facts, ignored = _facts(model, original, retrained, attacks)
+    facts = _facts(model, original, retrained, attacks)
     reads = {name: list(CRITERIA[name].read(facts)) for name in asks or CRITERIA}
     findings = [Finding.of(name, worst(name, found)) for name, found in reads.items() if found]
     failed = {finding.status for finding in findings if finding.outcome == "fail"}
     status = next((one for one in STATUSES if one in failed), "not shown")
     if all(finding.outcome == "pass" for finding in findings):
         status = "good"
-    sentence = _sentence(status, facts, findings, ignored)
     against = "chance" if retrained is None else "retrained"
-    parts = (facts.told, facts.power, against, sentence, model.part, ignored)
-    return Verdict(status, findings, *parts)
+    parts = (facts.told, facts.power, against, _sentence(status, facts, findings), model.part)
+    return Verdict(status, findings, *parts, facts.ignored)
 
 
 def told_by_attacks(
@@ -228,8 +228,7 @@ def told_by_attacks(
     of each document what the file says that tells it best."""
     told: dict[str, dict[str, dict[str, Any]]] = {}
     for model in results.models:
-        facts, _ = _facts(model, results.role("original"), None, attacks)
-        for file in facts.attacks:
+        for file in _facts(model, results.role("original"), None, attacks).attacks:
             mine, q = told.setdefault(model.name, {}), file.q
             for name, one in file.documents.items():
                 if name not in mine or q[name] < mine[name]["q"]:
@@ -237,11 +236,41 @@ def told_by_attacks(
     return told
 
 
+def sentence(result: Attack | Mapping[str, Any]) -> str:
+    """What a result of an attack shows, in words: by the variant that brings back most above the
+    control.
+
+    Raises:
+        UnlearnError: It is not whole.
+    """
+    attack = read(Attack, result, "the attack")
+    if len(attack.rows) < 2:
+        return f"{attack.title}: nothing was asked, so nothing is shown."
+    row, gain, p, controlled = strongest_gain(attack)
+    figures = f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+    than = " more than from a model that never saw them" if controlled else ""
+    if p >= criteria.ALPHA:
+        text = f"{attack.title} brings nothing back that can be told from chance"
+        text += f" (most with {row.variant}: {figures}{than}, p {p:.3f}"
+    else:
+        text = f"{attack.title} brings back {gain.value:.2f} of the forget texts{than}"
+        text += f" (with {row.variant}: {figures}, p {p:.2g}"
+    variants = len(attack.rows) - 1
+    text += f", corrected for {variants} variants)" if variants > 1 else ")"
+    if not controlled:
+        text += "; without a control model that never saw them, part of it may be guessing"
+    if wrecks(attack) and p >= criteria.ALPHA:
+        text += (
+            ". It shows nothing: the training itself did away with more than half of what was "
+            "recalled before; lower --lr"
+        )
+    return text + "."
+
+
 def _facts(
     model: Model, original: Model | None, retrained: Model | None,
     attacks: Sequence[Mapping[str, Any]],
-) -> tuple[Facts, tuple[str, ...]]:  # fmt: skip
-    """The facts, and what of the files is no evidence on this model."""
+) -> Facts:  # fmt: skip
     mine, unread, ignored = [], [], []
     for one in attacks:
         name = one.get("model")
@@ -249,10 +278,11 @@ def _facts(
         if isinstance(name, str) and name != model.name and not same:
             continue
         title = str(one.get("title") or one.get("attack"))
-        if not whole(one):
+        try:
+            file = read(Attack, one)
+        except UnlearnError:
             unread.append(("torn", title))
             continue
-        file = read(Attack, one)
         apart = {key for key in file.data.keys() & model.data if file.data[key] != model.data[key]}
         if None not in (file.weights, model.weights) and file.weights != model.weights:
             ignored.append(f"{title} is of other weights")
@@ -264,12 +294,10 @@ def _facts(
             unread.append(("taught", title))
         else:
             mine.append(file)
-    return Facts(model, original, retrained, tuple(mine), tuple(unread)), tuple(ignored)
+    return Facts(model, original, retrained, *map(tuple, (mine, unread, ignored)))
 
 
-def _sentence(
-    status: str, facts: Facts, findings: Sequence[Finding], ignored: Sequence[str]
-) -> str:
+def _sentence(status: str, facts: Facts, findings: Sequence[Finding]) -> str:
     """The headline, what decided, and the figures; of a model that nothing speaks against also what
     was not looked at."""
     model, original = facts.model, facts.original
@@ -296,4 +324,4 @@ def _sentence(
             text += f" {both} answers are said that the retrained model says as well."
         if facts.retrained is not None and original is None:
             text += " The retrained model was not compared with the one before unlearning."
-    return text + "".join(f" Not counted: {one}." for one in ignored)
+    return text + "".join(f" Not counted: {one}." for one in facts.ignored)

@@ -22,7 +22,16 @@ from axolotl_unlearn.metrics import audit, intervals, semeval
 from axolotl_unlearn.metrics.fluency import broken_by
 from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
 from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
-from axolotl_unlearn.metrics.results import CELLS, Attack, Group, Model, Row, Scores
+from axolotl_unlearn.metrics.results import (
+    CELLS,
+    Attack,
+    Gained,
+    Group,
+    Model,
+    Row,
+    Scores,
+    Tried,
+)
 from axolotl_unlearn.metrics.verdict.words import HEADLINES
 
 #: False alarms among models that do not differ: one in twenty, ...
@@ -106,6 +115,7 @@ class Facts:
     Attributes:
         attacks: Files that are whole and of this model.
         unread: Of others what is wrong: the case, and the attack's title.
+        ignored: Those that are no evidence on this model, in words.
     """
 
     model: Model
@@ -113,6 +123,7 @@ class Facts:
     retrained: Model | None = None
     attacks: tuple[Attack, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -606,37 +617,28 @@ def members(facts: Facts) -> Iterator[Read]:
     yield read("pass" if same else "open", "same" if same else "open", name=name, **figures)
 
 
-def strongest_gain(
-    rows: Sequence[Mapping[str, Any]],
-) -> tuple[Mapping[str, Any], dict, float, bool]:
+def strongest_gain(attack: Attack) -> tuple[Tried, Gained, float, bool]:
     """The variant of an attack that brings back most, above the control where there is one.
 
-    Args:
-        rows: ``rows`` of an attack's result; the first is the model as it is.
-
     Returns:
-        The row, its figures ``{value, low, high, p}`` of the recalled share, p after Holm's
-        correction over the variants, and whether there is a control.
+        The row, its figures of the recalled share, p after Holm's correction over the variants,
+        and whether there is a control.
     """
-    attacked = list(rows[1:]) or list(rows)
-    controlled = all("above_control" in row for row in attacked)
-    figures = [row["above_control" if controlled else "gain"]["recalled"] for row in attacked]
-    corrected = holm([one["p"] if one["value"] > 0 else 1.0 for one in figures])
-    place = min(range(len(figures)), key=lambda i: (corrected[i], -figures[i]["value"]))
-    return attacked[place], dict(figures[place]), float(corrected[place]), controlled
+    attacked = attack.rows[1:] or attack.rows  # the first is the model as it is
+    controlled = all(row.above_control is not None for row in attacked)
+    figures = [((row.above_control if controlled else None) or row.gain).recalled
+               for row in attacked]  # fmt: skip
+    corrected = holm([one.p if one.value > 0 else 1.0 for one in figures])
+    place = min(range(len(figures)), key=lambda i: (corrected[i], -figures[i].value))
+    return attacked[place], figures[place], float(corrected[place]), controlled
 
 
-def wrecks(attack: Mapping[str, Any]) -> bool:
+def wrecks(attack: Attack) -> bool:
     """Whether a relearning attack's own training did away with the text: at every number of steps
     less than half of it is left, so a gentler attacker would see more."""
-
-    def lost(row: Mapping[str, Any]) -> bool:
-        gain = row["gain"]["recalled"]
-        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or 0.0
-        return gain["high"] < 0 and not -gain["value"] <= 0.5 * before
-
-    rows = attack["rows"][1:] if attack.get("attack") == "relearn" else ()
-    return bool(rows) and all(map(lost, rows))
+    rows = attack.rows[1:] if attack.attack == "relearn" else ()
+    each = [(row.gain.recalled, row.before.recalled.value or 0.0) for row in rows]
+    return bool(rows) and all(x.high < 0 and not -x.value <= 0.5 * before for x, before in each)
 
 
 def attacks(facts: Facts) -> Iterator[Read]:
@@ -663,7 +665,7 @@ def _comes_back(file: Attack, model: Model) -> Iterator[Read]:
     asked = min(longest + BEFORE, model.max_gen_toks or NEW_TOKENS, NEW_TOKENS)
     if file.rows and (file.max_new_tokens or 0) < asked:
         yield read("missing", "cut", name=file.title, n=asked)
-    wrecked = bool(file.rows) and wrecks(file.model_dump(exclude_none=True))
+    wrecked = wrecks(file)
     if len(file.rows) == 1 or file.limit is not None:
         case = "unasked" if file.limit is None else "limited"
         yield read("missing", case, name=file.title)

@@ -1,4 +1,5 @@
-"""Detectors of machine text as attacks: what a model would have written, it may have read.
+"""Attacks that see what a model says of each token: those of `axolotl-unlearn eval`, and detectors
+of machine text: what a model would have written, it may have read.
 
 arXiv 2510.19492 finds that the two tasks share their best statistic and that detectors transfer.
 """
@@ -6,12 +7,14 @@ arXiv 2510.19492 finds that the two tasks share their best statistic and that de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 
@@ -76,3 +79,24 @@ def curvature(facts: TokenFacts) -> float:
 )
 def _curvature(target: Target, texts: Sequence[str]) -> Array:
     return np.array([curvature(facts) for facts in target.facts(texts)])
+
+
+SOURCES = {
+    "loss": ("label log-probs", "Yeom et al., arXiv 1709.01604"),
+    "zlib": ("label log-probs", "Carlini et al., arXiv 2012.07805"),
+    "min_k_20": ("label log-probs", "Min-K%, arXiv 2310.16789"),
+    "min_k_plus_20": ("distributions", "Min-K%++, arXiv 2404.02936"),
+    "entropy": ("distributions", "Salem et al. and others, arXiv 2003.10595"),
+    "reference": ("label log-probs", "Carlini et al., arXiv 2012.07805"),
+}
+
+
+def _look(name: str, target: Target, texts: Sequence[str]) -> Array:
+    other = target.against().facts(texts) if name == "reference" else None
+    return attack_scores(target.facts(texts), texts, other)[name]
+
+
+for _name, (_access, _source) in SOURCES.items():
+    attack(_name, _access, "1 forward", _source, control=_name == "reference")(
+        partial(_look, _name)
+    )
