@@ -159,7 +159,9 @@ def test_a_file_is_not_taken_for_the_rows_that_it_is_called_after(lab, tmp_path)
     for some in (rows[:2], rows[2:4]):
         (tmp_path / "retain.jsonl").write_text("\n".join(some))
         given = "--data", lab.data, "--out", out, "--source", tmp_path / "retain.jsonl", "--rows", 2
-        result = run(lab.unlearned, *given, "--steps", 1, "--max-new-tokens", 2, "--limit", 2)
+        result = attacked(
+            "relearn", lab.unlearned, *given, "--steps", 1, "--max-new-tokens", 2, "--limit", 2
+        )
         assert result.exit_code == 0, result.output
     ends = ("", "-2")
     assert {*out.glob("r*-*.json")} == {

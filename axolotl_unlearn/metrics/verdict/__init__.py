@@ -246,7 +246,7 @@ def sentence(result: Attack | Mapping[str, Any]) -> str:
     attack = read(Attack, result, "the attack")
     if len(attack.rows) < 2:
         return f"{attack.title}: nothing was asked, so nothing is shown."
-    row, gain, p, controlled = strongest_gain(attack)
+    row, gain, p, controlled = criteria.strongest_gain(attack)
     figures = f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""
     if p >= criteria.ALPHA:
@@ -259,7 +259,7 @@ def sentence(result: Attack | Mapping[str, Any]) -> str:
     text += f", corrected for {variants} variants)" if variants > 1 else ")"
     if not controlled:
         text += "; without a control model that never saw them, part of it may be guessing"
-    if wrecks(attack) and p >= criteria.ALPHA:
+    if criteria.wrecks(attack) and p >= criteria.ALPHA:
         text += (
             ". It shows nothing: the training itself did away with more than half of what was "
             "recalled before; lower --lr"
