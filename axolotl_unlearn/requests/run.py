@@ -17,8 +17,6 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redire
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
@@ -58,7 +56,6 @@ def run_request(
     *,
     accept: str | None = None,
     threads: int | None = None,
-    console: Console | None = None,
     way: str | None = None,
     processes: int = 1,
 ) -> dict[str, Any]:
@@ -89,7 +86,7 @@ def run_request(
         stack.callback(os.umask, os.umask(0o077))
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))
-        run = stack.enter_context(running(request, threads, console, processes))
+        run = stack.enter_context(running(request, threads, processes))
         take(request, way)
         carry_out(request, run, accept)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
@@ -125,17 +122,12 @@ def carry_out(request: Request, run: Steps, accept: str | None) -> None:
 
 
 @contextmanager
-def running(
-    request: Request,
-    threads: int | None = None,
-    console: Console | None = None,
-    processes: int = 1,
-) -> Iterator[Steps]:
+def running(request: Request, threads: int | None = None, processes: int = 1) -> Iterator[Steps]:
     """Steps below ``work/``; kept customers' rows are cached there too, and go with it."""
     work = private_folder(request.path("work"))
     cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
     with held(work) as lock:
-        yield Steps(work, lock, cache, threads or cores(), console or Console(), processes)
+        yield Steps(work, lock, cache, threads or cores(), processes)
 
 
 def take(request: Request, way: str | None) -> None:

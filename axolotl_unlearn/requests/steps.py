@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import cores, fault
@@ -71,7 +69,6 @@ class Steps:
     lock: int
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = field(default_factory=cores)
-    console: Console = field(default_factory=Console)
     processes: int = 1
     key: str = ""
     _title: str = ""
@@ -183,8 +180,7 @@ class Steps:
             shutil.rmtree(path)
 
     def _say(self, line: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')} {self._title}: {line}"
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print(f"{time.strftime('%H:%M:%S')} {self._title}: {line}", flush=True)
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

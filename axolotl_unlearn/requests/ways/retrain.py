@@ -15,8 +15,6 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.device import hardware
 from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.models import ADAPTER_CONFIG
@@ -210,9 +208,7 @@ def prove(request: Request, because: str, config: Path) -> None:
 # --- by a third party ----------------------------------------------------------------------------
 
 
-def repeat(
-    folder: Path, base: Path | None = None, rows: Path | None = None, console: Console | None = None
-) -> str:
+def repeat(folder: Path, base: Path | None = None, rows: Path | None = None) -> str:
     """`request verify --repeat`: train again what the record says was trained, and compare the
     weights; a sentence.
 
@@ -229,10 +225,10 @@ def repeat(
     base, rows = (one and one.absolute() for one in (base, rows))
     root = Request.load(folder).root
     with chdir(root if root.is_dir() else Path()):  # paths of the config are relative to it
-        return _again(Request.load(folder), base, rows, console)
+        return _again(Request.load(folder), base, rows)
 
 
-def _again(request: Request, base: Path | None, rows: Path | None, console: Console | None) -> str:
+def _again(request: Request, base: Path | None, rows: Path | None) -> str:
     folder, recorded = request.folder, read(request.folder)["predicate"]
     way = recorded["way"]
     if way.get("way") != "retrain" or not way.get("bound"):
@@ -275,7 +271,7 @@ def _again(request: Request, base: Path | None, rows: Path | None, console: Cons
         again = rows_of.training(config, place)
         write_yaml(place / CONFIG, "Written by `axolotl-unlearn request verify --repeat`.", again)
         cache = {"HF_DATASETS_CACHE": str(place / "cache"), **way["environment"]}
-        run = Steps(place, lock, cache, way["threads"], console or Console(), way["processes"])
+        run = Steps(place, lock, cache, way["threads"], way["processes"])
         with run.step("again", "train as the record says"):
             run.train("again", place / CONFIG, place / "model")
         if weights(place / "model") != way["weights"]:

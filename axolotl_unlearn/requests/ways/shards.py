@@ -27,8 +27,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.models import ADAPTER_CONFIG
@@ -61,7 +59,7 @@ ALONE = 4096
 
 def train_shards(
     config_path: Path, out: Path, by: str, count: int = 8, *, threads: int | None = None,
-    key: bytes | None = None, console: Console | None = None,
+    key: bytes | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every shard; goes on where it was stopped. Called again, when rows were added, it
     trains the shards of these rows; rows that a request has deleted stay out.
@@ -101,7 +99,7 @@ def train_shards(
             raise UnlearnError(says, code="shards.overtaken")
         write_json(out / FACTS, facts)
         cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
-        run = Steps(work, lock, cache, facts["threads"], console or Console())
+        run = Steps(work, lock, cache, facts["threads"])
         with run.step("shards", "train the shards"):
             told = facts, rows, run, work, out / facts["current"], model
             keys, trained = make_routed(config_path, *told)
