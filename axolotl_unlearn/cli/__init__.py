@@ -14,7 +14,7 @@ import warnings
 import click
 
 from axolotl_unlearn import __version__
-from axolotl_unlearn.cli._options import answer, one_object
+from axolotl_unlearn.cli._options import Answer, answer, one_object, show
 from axolotl_unlearn.errors import UnlearnError
 
 #: The disk is full, of which a write says no name.
@@ -145,3 +145,13 @@ def unlearn(debug: bool, as_json: bool) -> None:
     """
     if not debug:
         quiet()
+
+
+@unlearn.result_callback()
+def _print(found: Answer | None, **_: object) -> None:
+    """The one printer. The lines are said all the same: with ``--json`` on standard error."""
+    if found is not None:
+        answer(**found.facts)
+        show(*found.lines)
+        if found.exit:
+            raise SystemExit(found.exit)

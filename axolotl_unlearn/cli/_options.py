@@ -58,11 +58,6 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
     return " ".join(lines(context, option, (given or "",)))
 
 
-def say(*said: str) -> None:
-    for line in said:
-        click.echo(line)
-
-
 def fitted(line: str) -> str:
     """A line in lines that the terminal holds; as it is in a pipe."""
     context = click.get_current_context(silent=True)
@@ -76,11 +71,14 @@ def fitted(line: str) -> str:
 
 
 def show(*parts: Any) -> None:
-    """Tables, and sentences, which may hold brackets of their own."""
+    """Lines and tables. What comes from a file, its name too, forges no line of ours."""
     from rich.console import Console
 
     for part in parts:
-        Console().print(part, markup=not isinstance(part, str), highlight=False)
+        if isinstance(part, str):
+            click.echo(fitted("".join(c if c.isprintable() else ascii(c)[1:-1] for c in part)))
+        else:
+            Console().print(part, highlight=False)
 
 
 def few_logs() -> None:
@@ -95,31 +93,17 @@ _KEY = "axolotl_unlearn.answer"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: it returns one, and `printed` prints it for programs or readers.
+    """What a command found: it returns one, which is printed for programs or readers.
 
     Attributes:
         facts: For ``--json``.
-        lines: In words.
+        lines: In words, and tables.
         exit: Exit code.
     """
 
     facts: Mapping[str, Any]
-    lines: Iterable[str] = ()
+    lines: Iterable[Any] = ()
     exit: int = 0
-
-
-def printed(found: Answer) -> None:
-    """The one printer. The lines are said all the same: with ``--json`` on standard error."""
-    answer(**found.facts)
-    say_plainly(found.lines)
-    if found.exit:
-        raise SystemExit(found.exit)
-
-
-def say_plainly(lines: Iterable[str]) -> None:
-    """What comes from a file, its name too, forges no line of ours."""
-    for line in lines:
-        click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 def answer(**facts: Any) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, answer, read_json, say, show
+from axolotl_unlearn.cli._options import PATH, Answer, read_json
 
 
 @click.command("report")
 @click.argument("folder", type=PATH)
 @click.option("--out", type=PATH, help="Page to write [FOLDER/report.html].")
 @click.option("--attacks", type=PATH, help="More files of `axolotl-unlearn attack`.")
-def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
+def command(folder: Path, out: Path | None, attacks: Path | None):
     """Write the HTML report of an evaluation and print its table.
 
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
@@ -36,6 +36,6 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     attacks = extras.get("attack_results", ())
-    answer(page=page, file=file, **read_json(file), verdicts=verdicts(results, attacks))
-    show(table(results, attacks))
-    say(*reasons(results, attacks).splitlines(), f"Report: {page}")
+    facts = {"page": page, "file": file, **read_json(file), "verdicts": verdicts(results, attacks)}
+    said = [table(results, attacks), *reasons(results, attacks).splitlines(), f"Report: {page}"]
+    return Answer(facts, said)

@@ -21,8 +21,7 @@ from axolotl_unlearn.cli._options import (
     few_logs,
     lines,
     one_value,
-    printed,
-    say_plainly,
+    show,
 )
 from axolotl_unlearn.errors import UnlearnError, counted
 
@@ -57,11 +56,6 @@ def command() -> None:
     axolotl-unlearn request run requests/1
     axolotl-unlearn request audit MODEL requests/  later: is anything back?
     """
-
-
-@command.result_callback()
-def _print(found: Answer, **_: Any) -> None:
-    printed(found)
 
 
 def _pairs(
@@ -351,7 +345,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         facts |= planned.facts()
         if not yes:
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
-        say_plainly(said)  # before anything goes
+        show(*said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
         count = places_left(erasing.erase(planned))
     left = "whether deleted texts are left was not searched"
