@@ -151,7 +151,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     def kept(count: int, one: str, more: str) -> str:
         return counted(count, f"retained row {one}", f"retained rows {more}")
 
-    for name in speaking([out.name, *(one.name for one in options.subjects)], Wanted()):
+    for name in speaking([out.name, *options.subjects], Wanted()):
         yield f"{name!r} stands in every record and export: take a number if it names anybody."
     yield (
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
@@ -186,10 +186,9 @@ def plan(folder: Path):
     the cheapest exact way, or `match`.
     """
     few_logs()
-    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests import ways
     from axolotl_unlearn.requests.new import LEAST_HELDOUT
-    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.request import Request, lines_of
     from axolotl_unlearn.requests.verdict import needed
 
     request = Request.load(folder)
@@ -201,9 +200,8 @@ def plan(folder: Path):
         else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
         for cost in costs
     ]
-    forget = request.path("data", "forget.jsonl")
-    rows = read_json_lines(forget) if forget.is_file() else []
-    documents = len({row["id"] for row in rows})  # of a long text there are several
+    # Of a long text there are several rows.
+    documents = len({row["id"] for row in lines_of(request.folder, "forget")})
     match = any(cost.way == "match" and not cost.closed for cost in costs)
     if few := match and needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"

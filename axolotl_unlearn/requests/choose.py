@@ -293,16 +293,9 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
 _KEYS = {"person": "people", "contains": "contains", "documents": "documents"}
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Who asked, under a name that says nothing, and for which rows."""
-
-    name: str
-    wanted: Wanted
-
-
-def read_subjects(path: Path) -> list[Subject]:
-    """Lines ``{"subject": "T-17", "person": "Ada Quill"}`` of a file of rows.
+def read_subjects(path: Path) -> dict[str, Wanted]:
+    """Who asked, under a name that says nothing, and for which rows: lines ``{"subject": "T-17",
+    "person": "Ada Quill"}`` of a file of rows.
 
     Keys beside ``subject`` are the options of `request new`: ``person``, ``contains``,
     ``documents`` (a text or a list) and ``where`` (an object).
@@ -310,7 +303,7 @@ def read_subjects(path: Path) -> list[Subject]:
     Raises:
         UnlearnError: A line names nothing, has another key, or a subject occurs twice.
     """
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, Wanted] = {}
     for place, row in read_rows(path):
         name = "" if row.get("subject") is None else str(row["subject"])
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
@@ -333,35 +326,37 @@ def read_subjects(path: Path) -> list[Subject]:
         for key, part in _KEYS.items():
             several = row[key] if isinstance(row.get(key), list) else [row.get(key)]
             parts[part] = [str(one) for one in several if one is not None]
-        subjects[name] = Subject(name, Wanted(**parts))
+        subjects[name] = Wanted(**parts)
     if not subjects:
         raise UnlearnError(f"{path} has no subjects; write one a line.", code="choose.no-subject")
-    return list(subjects.values())
+    return subjects
 
 
-def together(subjects: Sequence[Subject]) -> Wanted:
+def together(subjects: Mapping[str, Wanted]) -> Wanted:
     """What they ask for as one."""
     parts = ("where", *_KEYS.values())
-    return Wanted(**{p: [one for s in subjects for one in getattr(s.wanted, p)] for p in parts})
+    each = subjects.values()
+    return Wanted(**{part: [one for s in each for one in getattr(s, part)] for part in parts})
 
 
-def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, list[str]]:
+def shares(subjects: Mapping[str, Wanted], rows: Sequence[Source]) -> dict[str, list[str]]:
     """Ids of the rows of each subject.
 
     Raises:
         UnlearnError: A subject has no row.
     """
-    ids, corpus = {}, _corpus(rows if any(one.wanted.people for one in subjects) else ())
-    for one in subjects:
+    people = any(one.people for one in subjects.values())
+    ids, corpus = {}, _corpus(rows if people else ())
+    for name, wanted in subjects.items():
         try:
-            ids[one.name] = [row.id for row in choose(rows, one.wanted, corpus)]
+            ids[name] = [row.id for row in choose(rows, wanted, corpus)]
         except UnlearnError as error:
-            raise UnlearnError(f"subject {one.name}: {error}", code=error.code) from None
+            raise UnlearnError(f"subject {name}: {error}", code=error.code) from None
     return ids
 
 
 def share_offered(
-    subjects: Sequence[Subject], shares: dict[str, list[str]], rows: Sequence[Source],
+    subjects: Mapping[str, Wanted], shares: dict[str, list[str]], rows: Sequence[Source],
     offered: Offered, more: set[str],
 ) -> None:  # fmt: skip
     """Give offered rows that are deleted, too, to the subjects whose rows or names they are like.
@@ -370,9 +365,9 @@ def share_offered(
         UnlearnError: One is nobody's.
     """
     left = set(more)
-    for one in subjects:
-        own, ids = [row for row in rows if row.id in shares[one.name]], shares[one.name]
-        names = map(normal_form, names_of(own, one.wanted))
+    for subject, wanted in subjects.items():
+        own, ids = [row for row in rows if row.id in shares[subject]], shares[subject]
+        names = map(normal_form, names_of(own, wanted))
         named = {normal_form(name): found for name, found in offered.mentions.items()}
         like = {row for name in names for row in named.get(name, ())}
         like |= {row for row, other in offered.near.items() if other in ids}

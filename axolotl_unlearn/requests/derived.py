@@ -20,7 +20,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
 from axolotl_unlearn.requests.erase import size_of
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Ledger, Request, weights
+from axolotl_unlearn.requests.request import Ledger, Request, shas
 from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.
@@ -67,7 +67,7 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if self.digests & {digest, *_files(model)}:
+        if self.digests & {digest, *shas(model)}:
             return "its weights are those of one"
         inside = model.name == "merged" or model.name.startswith("checkpoint-")
         if inside and model.parent.resolve() in self.paths:
@@ -121,7 +121,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
 def _known(request: Request) -> _Known:
     """The models before this request and earlier ones, and what those made: all have its rows."""
     known, ledger = _Known(request.root), Ledger(request.folder.parent)
-    names = [entry["request"] for entry in ledger.accepted()]
+    names = [*ledger.accepted()]
     if request.id not in names:
         raise UnlearnError(
             f"{request.folder} was not carried out; run `axolotl-unlearn request run`."
@@ -148,14 +148,9 @@ def _known(request: Request) -> _Known:
         local = model["before"]["digest"] is not None  # and not on a hub
         if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
-    base = _files(request.root / str(request.facts["base"]))
-    known.digests |= files.union(*map(_files, known.paths)) - base - known.clean
+    base = shas(request.root / str(request.facts["base"]))
+    known.digests |= files.union(*map(shas, known.paths)) - base - known.clean
     return known
-
-
-def _files(model: Path) -> set[str]:
-    """SHA-256 of each file of weights: a copy may have another config."""
-    return {one["sha256"] for one in weights(model).values()}
 
 
 def _digest(model: Path) -> str:

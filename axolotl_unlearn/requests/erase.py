@@ -23,7 +23,7 @@ from rich.filesize import decimal as sized
 
 from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.errors import UnlearnError, counted
-from axolotl_unlearn.files import MANIFEST, read_manifest, remove
+from axolotl_unlearn.files import listed, remove
 from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
     ModelSpec,
@@ -41,7 +41,7 @@ from axolotl_unlearn.requests.request import (
     is_held,
     now,
     read_json,
-    weights,
+    shas,
     write_json,
 )
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
@@ -200,14 +200,6 @@ def _decoder(models: Iterable[str]) -> Decode | None:
             continue
         return partial(tokenizer.batch_decode, skip_special_tokens=True)
     return None
-
-
-def listed(manifest: Path) -> Iterator[tuple[str, Path]]:
-    """(what it holds, path) of what the run of a list has written and is there, drafts too."""
-    for entry in read_manifest(manifest.parent)["entries"]:
-        path = Path(os.path.normpath(manifest.parent / entry["path"]))
-        drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
-        yield from ((str(entry.get("holds")), p) for p in (path, *drafts) if os.path.lexists(p))
 
 
 # --- erasing -------------------------------------------------------------------------------------
@@ -429,7 +421,7 @@ def _models_before(request: Request) -> list[_Before]:
     """That of the request; then those that earlier ones began with or made: of a shards folder they
     go, of others their own `erase` decides."""
     ledger, found = Ledger(request.folder.parent), []
-    names = [entry["request"] for entry in ledger.accepted()]
+    names = [*ledger.accepted()]
     for name in names[: names.index(request.id) + 1][::-1]:
         if not (ledger.folder / name / RECORD).is_file():
             continue
@@ -523,7 +515,7 @@ def _of_run(
     place, ended = root.resolve(), "time" in earlier
     gone, kept = ({*earlier.get(part, ())} for part in ("removed", "kept"))
     mine = [one for one in before if place in (real := one.path.resolve(), *real.parents)]
-    own = {one["sha256"] for one in weights(root).values()}
+    own = shas(root)
     copy = bool(own) and own <= files
     there = copy or any(one.there for one in mine)
     # Before anything was erased, weights may have been removed by hand.
@@ -545,7 +537,7 @@ def _of_run(
     if (root / SHARDS).is_file() and (root / "work").is_dir():
         why = "the shards are being trained" if is_held(root) else None
         yield Item.at("work of the shards", root / "work", why)
-    for _, path in listed(root / MANIFEST):
+    for path in listed(root):
         if path.parent.resolve().is_relative_to(place):
             item = Item.at("listed by its run", path)
             yield item if path in found or not _is_model(root) else judged(item)
@@ -564,7 +556,7 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
                             *(("rows of the request", one, kept) for one in KEPT)):  # fmt: skip
         if (folder / name).is_dir():
             yield Item.at(kind, folder / name, why)
-    done = {entry["request"] for entry in Ledger(requests).accepted()}
+    done = Ledger(requests).accepted()
     for path in found:
         owner, why = _owner(path, requests), None
         if owner is None or path.is_symlink():
@@ -591,7 +583,7 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
 def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], str | None]:
     """Why a place stays; of two reasons the first."""
     ledger, requests = Ledger(request.folder.parent), request.folder.parent
-    current, done = ledger.current() or {}, {entry["request"] for entry in ledger.accepted()}
+    current, done = ledger.current() or {}, ledger.accepted()
     models = [
         (current.get("path"), "it is the current model"),
         ((current.get("base") or {}).get("name"), "the current model stands on it"),

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import (
     Offered,
-    Subject,
     Wanted,
     choose,
     offer,
@@ -100,7 +99,7 @@ class Options:
     with_mentions: bool = False
     retain: int = RETAIN
     steps: int = 400
-    subjects: Sequence[Subject] = ()
+    subjects: Mapping[str, Wanted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,9 @@ def new_request(
         raise _exists(out)
     require(wanted)
     config = rows_of.read_config(config_path)
-    speaking([out.name, *(one.name for one in options.subjects)], wanted)
+    speaking([out.name, *options.subjects], wanted)
     ledger = Ledger(out.parent)
-    accepted = ledger.accepted()
+    newest = next(reversed(ledger.accepted()), None)
     before = model_before(config, config_path, out.parent, options.model)
     files = weights(Path(before["adapter"] or before["model"])).values()
     trained = rows_of.trained_rows(config_path, out.parent)
@@ -194,7 +193,7 @@ def new_request(
         "digests": {},
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out.resolve()),
-        "after_request": accepted[-1]["request"] if accepted else None,
+        "after_request": newest,
         "limits": [*trained.limits, *limits],
     }
     _make(out, empty)

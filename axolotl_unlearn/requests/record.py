@@ -43,6 +43,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     home,
+    lines_of,
     model_facts,
     now,
     one_line,
@@ -229,21 +230,19 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
         known = [other for other in predicate.get("told", []) if other != one]  # again after a kill
         return {"told": [*known, one]}
 
-    _amend(folder, "told", change)
+    amend(folder, "told", change)
 
 
-def amend(folder: Path | str, event: str, **parts: Any) -> None:
+def amend(
+    folder: Path | str, event: str, change: Callable[[dict], Any] = lambda _: {}, **parts: Any
+) -> None:
     """Change parts of the predicate of a finished record, and say so in the ledger.
 
     The record before stays provable: its digest is in the ledger.
     """
-    _amend(folder, event, lambda predicate: parts)
-
-
-def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str, Any]]) -> None:
     with locked(home(folder)):  # of two at once each would lose what the other has added
         statement = read(folder)
-        statement["predicate"] |= change(statement["predicate"])
+        statement["predicate"] |= parts | change(statement["predicate"])
         _enter(home(folder), event, statement)
 
 
@@ -352,7 +351,6 @@ def _predicate(
     )
     way = request.way | (read_json(folder / PROOF) or {})
     way = {name: value for name, value in way.items() if name not in ("base", "shards")}
-    tested = request.rows("tested")
     tries = _tries(request, ledger)
     parts = ("request", "time", "outcome", "way", "seed", "options")
     return {
@@ -361,10 +359,7 @@ def _predicate(
             "created": facts["created"],
             "recorded": now(),
             "counts": facts.get("counts", {}),
-            "tested": [
-                ledger.keyed(row["id"])
-                for row in (read_json_lines(tested) if tested.is_file() else ())
-            ],
+            "tested": [ledger.keyed(row["id"]) for row in lines_of(folder, "tested")],
             "chosen": {k: n for k, n in facts.get("chosen", {}).items() if isinstance(n, int)},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},

@@ -47,6 +47,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from axolotl_unlearn import files
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 
 SCHEMA = 1
@@ -164,6 +165,11 @@ class Request:
         """The folder of the result, before or after it is handed over."""
         made = self.path("work", "model")
         return made if made.is_dir() else self.path("model")
+
+    @property
+    def result(self) -> str:
+        """The result there, likewise."""
+        return self.made(self.newest)
 
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)
@@ -392,16 +398,16 @@ class Ledger:
         """The entries about a request, oldest first."""
         return [entry for entry in self.entries() if entry["request"] == request]
 
-    def accepted(self) -> list[dict[str, Any]]:
-        """The entries of requests that were carried out, oldest first."""
-        return [entry for entry in self.entries() if entry["event"] == "accepted"]
+    def accepted(self) -> dict[str, dict[str, Any]]:
+        """The entries of requests that were carried out, by their names, oldest first."""
+        return {one["request"]: one for one in self.entries() if one["event"] == "accepted"}
 
     def cannot_list(self) -> str | None:
         """A request whose rows are gone, where `erase` has written a list of what is deleted."""
         if not any(entry["event"] == "erased" for entry in self.entries()):
             return None
-        names = [entry["request"] for entry in self.accepted()]
-        return next((name for name in names if not (self.folder / name / "data").is_dir()), None)
+        gone = (one for one in self.accepted() if not (self.folder / one / "data").is_dir())
+        return next(gone, None)
 
     def folders(self) -> list[Path]:
         """Those of all requests that were carried out, oldest first.
@@ -409,7 +415,7 @@ class Ledger:
         Raises:
             UnlearnError: The ledger is broken, or a folder is gone.
         """
-        folders = [self.folder / entry["request"] for entry in self.accepted()]
+        folders = [self.folder / name for name in self.accepted()]
         if gone := [folder for folder in folders if not folder.is_dir()]:
             says = f"{gone[0]} is missing but the ledger knows of it; restore it."
             raise fault("requests.folder-gone", says)
@@ -419,18 +425,17 @@ class Ledger:
         """The model after the last accepted request: path (from here), digest, base."""
         if not (accepted := self.accepted()):
             return None
-        model = accepted[-1]["model"]
+        model = [*accepted.values()][-1]["model"]
         place = self.folder / model["path"]  # the name of a model on a hub stays
         return model | {"path": os.path.normpath(place) if place.exists() else model["path"]}
 
     def refuse_twice(self, request: str) -> None:
         """Raises `UnlearnError`: the request was carried out already."""
-        for entry in self.accepted():
-            if entry["request"] == request:
-                place = f"{entry['time']} ({self.path}, line {entry['entry']})"
-                cure = "make a new one with `axolotl-unlearn request new`"
-                says = f"request {request!r} was carried out on {place}; {cure}."
-                raise fault("requests.run-twice", says)
+        if entry := self.accepted().get(request):
+            place = f"{entry['time']} ({self.path}, line {entry['entry']})"
+            cure = "make a new one with `axolotl-unlearn request new`"
+            says = f"request {request!r} was carried out on {place}; {cure}."
+            raise fault("requests.run-twice", says)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -624,6 +629,17 @@ def weights(folder: Path) -> dict[str, dict[str, str]]:
     them."""
     files = [*folder.glob("*.safetensors"), *folder.glob("shard-*/*.safetensors")]
     return {str(p.relative_to(folder)): {"sha256": digest(p)} for p in sorted(files)}
+
+
+def shas(model: Path) -> set[str]:
+    """SHA-256 of each file of weights: a copy may have another config."""
+    return {one["sha256"] for one in weights(model).values()}
+
+
+def lines_of(folder: Path, *parts: str) -> list[dict[str, Any]]:
+    """The rows of those parts of a request that are there."""
+    files = (folder / "data" / f"{part}.jsonl" for part in parts)
+    return [row for file in files if file.is_file() for row in read_json_lines(file)]
 
 
 def read_json(path: Path) -> Any:

@@ -21,11 +21,11 @@ from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
-from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
+from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Ledger, Request, fault, write_lines
+from axolotl_unlearn.requests.request import Ledger, Request, fault, lines_of, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -433,8 +433,7 @@ DELETED = ("forget", "tested")
 
 def forgotten(request: Request) -> set[str]:
     """Ids of the rows of a request, those of validation data too."""
-    files = [path for part in DELETED if (path := request.rows(part)).is_file()]
-    return {row["id"] for path in files for row in read_json_lines(path)}
+    return {row["id"] for row in lines_of(request.folder, *DELETED)}
 
 
 def deleted(request: Request, sides: Sides) -> set[str]:
@@ -464,10 +463,9 @@ def deleted_rows(
             record = read(folder)["predicate"]
             keyed |= {line["document"] for line in record["documents"]}
             keyed |= {*record["request"].get("tested", ())}
-        for path in (folder / "data" / f"{part}.jsonl" for part in DELETED):
-            for row in read_json_lines(path) if path.is_file() else ():
-                known.add(row["id"])
-                forms.add(row_form(row["row"]))
+        for row in lines_of(folder, *DELETED):
+            known.add(row["id"])
+            forms.add(row_form(row["row"]))
     return {
         row.id for row in rows
         if row.id in known
@@ -495,7 +493,7 @@ def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[P
         UnlearnError: A broken ledger, or a list that was changed.
     """
     ledger = Ledger(requests)
-    path, key, folders = ledger.folder / LIST, ledger.key(), ledger.accepted()
+    path, key, folders = ledger.folder / LIST, ledger.key(), sorted(ledger.accepted())
     if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
@@ -503,20 +501,19 @@ def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[P
         says = f"{path} is gone, and the rows of request {name!r} too, so it cannot be written"
         raise fault("requests.list-gone", f"{says} again; restore it from a copy.")
     digests = set(before.digests)
-    for data in sorted(ledger.folder / entry["request"] / "data" for entry in folders):
+    for folder in (ledger.folder / name for name in folders):
         # `erase` removes kept rows, after it has written this list: what they share is not known
         # any more, and whole rows alone are put on a list that was lost since.
-        spent = not (data / "retain.jsonl").is_file()
+        spent = not (folder / "data" / "retain.jsonl").is_file()
 
-        def of(parts: Iterable[str], data: Path = data, spent: bool = spent) -> set[str]:
-            files = [one for part in parts if (one := data / f"{part}.jsonl").is_file()]
-            rows = [line.get("row", line) for file in files for line in read_json_lines(file)]
+        def of(*parts: str, folder: Path = folder, spent: bool = spent) -> set[str]:
+            rows = [line.get("row", line) for line in lines_of(folder, *parts)]
             return {one for row in rows for one in before.digests_of(row, whole=spent)}
 
-        listed = of(DELETED) - of(("retain", "heldout", "judge"))
+        listed = of(*DELETED) - of("retain", "heldout", "judge")
         digests |= listed
-        if unlisted is not None and not listed and (data / "forget.jsonl").is_file():
-            unlisted.append(data.parent.name)
+        if unlisted is not None and not listed and (folder / "data" / "forget.jsonl").is_file():
+            unlisted.append(folder.name)
     Suppression(path, key, frozenset(digests)).write()
     return path, len(digests), len(digests - before.digests)
 

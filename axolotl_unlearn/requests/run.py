@@ -180,7 +180,7 @@ def decide(request: Request, accept: str | None) -> None:
     """
     from axolotl_unlearn.models import parse_models, weights_digest
 
-    (made_here,) = parse_models([request.made(request.newest)])
+    (made_here,) = parse_models([request.result])
     if scores(request, AFTER)["weights"] != weights_digest(made_here):
         says = f"{request.newest} is not the model that was measured"
         cure = f"remove {request.path('work')} and run again"
@@ -230,14 +230,14 @@ def measure(request: Request) -> None:
     matched = request.matched
     earlier = request.path("eval", "earlier.json")
     earlier.unlink(missing_ok=True)
-    data, model = request.path("eval-data"), f"after={under_work(request)}"
+    data, model = request.path("eval-data"), f"after={request.result}"
     judged = (data / "nonmember.jsonl").is_file()
     fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
     if matched:
         write_json(request.path("eval", "kept.json"), kept_losses(request))
     models = [f"before={request.before}", model]
     # What the rows are like to a model that never saw them: the teacher, or the base.
-    models += [f"teacher={teacher_of(request)}"] if matched else list(_base(request))
+    models += [f"teacher={request.path('work', 'teacher')}"] if matched else list(_base(request))
     options = Options(
         out_dir=request.path("eval"),
         original="before",
@@ -250,7 +250,7 @@ def measure(request: Request) -> None:
     evaluate(models, data, options)
     if matched:
         attack(request, model)
-    audited = audit_requests(under_work(request), request.folder.parent)
+    audited = audit_requests(request.result, request.folder.parent)
     # A record repeats it, and has no path of this machine.
     write_json(earlier, audited.to_json() | {"model": "after"})
 
@@ -276,7 +276,7 @@ def attack(request: Request, model: str) -> None:
     shutil.rmtree(request.path("attacks"), ignore_errors=True)  # of a model that was made before
     asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
-    subject, control = make_subjects(model, asked, teacher_of(request), **how)
+    subject, control = make_subjects(model, asked, str(request.path("work", "teacher")), **how)
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
     for made, rows in (
         (quantise_attack, ()),
@@ -287,16 +287,6 @@ def attack(request: Request, model: str) -> None:
         more = ATTACKS[name] | ({"source": "retain"} if rows else {})
         result = made(subject, store, *rows, control=control, **more)
         save(request.path("attacks"), {**result, "data_dir": str(data)})
-
-
-def under_work(request: Request) -> str:
-    """The model before it is handed over, as `axolotl-unlearn eval` takes it."""
-    return request.made(request.path("work", "model"))
-
-
-def teacher_of(request: Request) -> str:
-    """The teacher, which never saw the rows: the control of the attacks."""
-    return str(request.path("work", "teacher"))
 
 
 def kept_losses(request: Request) -> dict[str, list[float]]:
@@ -317,7 +307,7 @@ def kept_losses(request: Request) -> dict[str, list[float]]:
     for row in rows:
         times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
         queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
-    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
+    for spec in parse_models([f"before={request.before}", f"after={request.result}"]):
         model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
         losses[spec.name] = [-float(one.logp.mean()) for one in score_queries(model, queries)]
         del model

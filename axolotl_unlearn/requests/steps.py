@@ -152,13 +152,11 @@ class Steps:
                 code="requests.command-failed",
             )
 
-    @contextmanager
-    def log(self, name: str) -> Iterator[TextIO]:
-        """``logs/NAME.log``."""
+    def log(self, name: str) -> TextIO:
+        """``logs/NAME.log``, opened."""
         path = self.folder / "logs" / f"{name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
-            yield file
+        return path.open("w")
 
     def train(self, name: str, config: Path, out: Path) -> None:
         """`axolotl train` in a process of its own, into an empty folder; without checkpoints, and

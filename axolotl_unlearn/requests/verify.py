@@ -230,7 +230,7 @@ def _compare_model(
 ) -> tuple[str, str]:
     source = model or Request.load(folder).after
     if model is None and not Path(source.split("+")[-1]).exists():
-        if (last := ledger.accepted()[-1]["request"]) != folder.name:
+        if (last := [*ledger.accepted()][-1]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
 
     def gone(file: str) -> bool:

@@ -45,8 +45,7 @@ def require(request: Request) -> None:
             "shards; use --way shards.",
             code="requests.match-shards",
         )
-    accepted = Ledger(request.folder.parent).accepted()
-    newest = accepted[-1]["request"] if accepted else None
+    newest = next(reversed(Ledger(request.folder.parent).accepted()), None)
     if newest != request.facts.get("after_request", newest):
         raise UnlearnError(
             f"request {newest!r} was carried out since {request.folder} was made, which would "

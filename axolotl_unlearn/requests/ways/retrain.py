@@ -30,6 +30,7 @@ from axolotl_unlearn.requests.request import (
     held,
     home,
     read_json,
+    shas,
     weights,
     write_json,
     write_yaml,
@@ -105,7 +106,7 @@ def _unchanged(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
 
 def accepted(request: Request) -> list[str]:
     """Names of the requests that were carried out before this one, whose rows are left out too."""
-    return [one["request"] for one in Ledger(request.folder.parent).accepted()]
+    return [*Ledger(request.folder.parent).accepted()]
 
 
 def _read(request: Request) -> dict[str, Any]:
@@ -118,21 +119,17 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
     folders = [Path(before["model"])] if before["adapter"] is None else []
     folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
-    own = _digests(base)
+    own = shas(base)
     if config.get("lora_model_dir"):
         why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
     elif (base / ADAPTER_CONFIG).is_file():
         why, code = f"`base_model: {base}` is an adapter that may have", "base-is-an-adapter"
-    elif own and any(own <= _digests(folder) for folder in folders):
+    elif own and any(own <= shas(folder) for folder in folders):
         why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
     if why:
         says = f"{request.path('finetune.yml')}: {why} read the rows"
         cure = "an exact way needs the base from before the rows; use --way match"
         raise fault(f"requests.{code}", f"{says}; {cure}.")
-
-
-def _digests(folder: Path) -> set[str]:
-    return {one["sha256"] for one in weights(folder).values()}
 
 
 def reads(request: Request) -> tuple[float, str]:
