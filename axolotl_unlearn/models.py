@@ -140,10 +140,8 @@ def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | Non
     by_name = {spec.name: spec for spec in specs}
     if name is not None:
         if name not in by_name:
-            raise UnlearnError(
-                f"--original {name!r} is none of the models ({', '.join(by_name)}).",
-                code="models.original",
-            )
+            says = f"--original {name!r} is none of the models ({', '.join(by_name)})."
+            raise UnlearnError(says, code="models.original")
         return by_name[name]
     return by_name.get("original") or by_name.get("memorised")
 
@@ -160,10 +158,8 @@ def _parse(text: str) -> ModelSpec:
     base, plus, adapter = source.partition("+")
     if plus and not Path(source).exists():
         if not base or not adapter:
-            raise UnlearnError(
-                f"{text!r}: write base+adapter, two folders joined by '+'.",
-                code="models.base-and-adapter",
-            )
+            says = f"{text!r}: write base+adapter, two folders joined by '+'."
+            raise UnlearnError(says, code="models.base-and-adapter")
         return ModelSpec(name or _name_of(adapter), base, adapter)
     return ModelSpec(name or _name_of(source), source)
 
@@ -270,11 +266,9 @@ def weights_digest(spec: ModelSpec, but: str = "") -> str:
     """SHA-256 over weights, configs and tokenizer of a model, without files of a suffix; one of the
     hub is fetched first."""
     if spec.served:
-        raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
-            "here, or ask the server with `axolotl-unlearn audit`.",
-            code="models.server",
-        )
+        says = f"model {spec.name!r}: {spec.model} is a server, which gives no weights"
+        cure = "give a folder here, or ask the server with `axolotl-unlearn audit`"
+        raise UnlearnError(f"{says}: {cure}.", code="models.server")
     total = hashlib.sha256()
     for folder in spec.folders:
         if not folder.is_dir():
@@ -363,11 +357,9 @@ def check_complete(source: str, facts: dict[str, Any]) -> None:
         facts: The loading info of ``from_pretrained``.
     """
     if missing := sorted(facts["missing_keys"]):
-        raise UnlearnError(
-            f"{source} lacks {len(missing)} weights (the first is {missing[0]}), which would be "
-            "random numbers; copy or make it again.",
-            code="models.weights-missing",
-        )
+        says = f"{source} lacks {len(missing)} weights (the first is {missing[0]})"
+        cure = "which would be random numbers; copy or make it again"
+        raise UnlearnError(f"{says}, {cure}.", code="models.weights-missing")
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:

@@ -207,10 +207,8 @@ def _members(function: Callable) -> click.Command:
             show(*map(str, some))
             return
         if not models:
-            raise UnlearnError(
-                "name at least one model to attack: a folder, or NAME=FOLDER.",
-                code="attack.no-model",
-            )
+            says = "name at least one model to attack: a folder, or NAME=FOLDER."
+            raise UnlearnError(says, code="attack.no-model")
         made = []
         for file in attack_models(models, some, kind=kind, **options):
             made.append({"file": save(out, file), **file})

@@ -92,11 +92,8 @@ def require(wanted: Wanted) -> None:
     """Raises `UnlearnError`: nothing is named."""
     parts = (wanted.where, wanted.contains, wanted.documents, wanted.people)
     if not (wanted.rows or any(map(any, parts))):
-        raise UnlearnError(
-            "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
-            "--rows FILE or --documents IDS.",
-            code="choose.nothing-named",
-        )
+        ways = "--person NAME, --where FIELD=VALUE, --contains TEXT, --rows FILE or --documents IDS"
+        raise fault("choose.nothing-named", f"say which rows to delete: {ways}.")
 
 
 def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> list[Source]:
@@ -151,11 +148,9 @@ def _named_by(
         known, asked = {row_form(row.row) for row in rows}, list(read_rows(wanted.rows))
         forms = {row_form(row) for _, row in asked}
         if strange := [place for place, row in asked if row_form(row) not in known]:
-            raise UnlearnError(
-                f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
-                "training data; give them as they stand there.",
-                code="choose.strange-row",
-            )
+            says = f"{len(strange)} of {len(asked)} rows are not in the training data"
+            where, cure = f"{wanted.rows}, {strange[0]}", "give them as they stand there"
+            raise fault("choose.strange-row", f"{where}: {says}; {cure}.")
         fits = lambda row: row_form(row.row) in forms  # noqa: E731
         yield fits, f"--rows {wanted.rows} has no rows; name others."
     for name in wanted.documents:
@@ -309,11 +304,9 @@ def read_subjects(path: Path) -> dict[str, Wanted]:
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
         plain = name.strip(".") and Path(name).name == name and name.isprintable()
         if not plain or name in subjects:
-            raise UnlearnError(
-                f"{path}, {place}: `subject` is missing, not a plain name, or that of another "
-                "line; give each subject a name of its own, such as a number.",
-                code="choose.subject-name",
-            )
+            says = f"{path}, {place}: `subject` is missing, no plain name, or that of another line"
+            cure = "give each subject a name of its own, such as a number"
+            raise fault("choose.subject-name", f"{says}; {cure}.")
         where = row.get("where") or {}
         if not isinstance(where, Mapping):
             says = f"{path}, {place}: `where` is no object"
@@ -399,9 +392,6 @@ def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
         one_line(name, "an id")
         found = any(one in joined(name) for one in whole)
         if "@" in name or found or asked & {w for w in words(name) if not w.isdigit()}:
-            raise UnlearnError(
-                f"{name!r} names somebody, and as an id it would stand in the record, the ledger "
-                "and every export; take a number.",
-                code="choose.id-names",
-            )
+            says = f"{name!r} names somebody, and as an id it stands in every record and export"
+            raise fault("choose.id-names", f"{says}; take a number.")
     return [name for name in names if re.search(r"[^\W\d_]{3}", name)]

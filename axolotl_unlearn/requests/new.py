@@ -298,11 +298,9 @@ def _heldout(
         rows = list({row.id: row for row in given}.values())
         known = {row_form(row.row) for row in trained.rows}
         if seen := [row.id for row in rows if row_form(row.row) in known]:
-            raise UnlearnError(
-                f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "
-                f"first is {seen[0]}); give rows that the model never saw.",
-                code="requests.heldout-seen",
-            )
+            says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
+            cure = f"(the first is {seen[0]}); give rows that the model never saw"
+            raise fault("requests.heldout-seen", f"{says} {cure}.")
     same = offer(forget, rows, wanted).ids if rows else set()
     left = [row for row in rows if row.id not in same]
     limits = []
@@ -338,11 +336,9 @@ def _canaries(
         row = {name: value for name, value in given.items() if name != COIN}
         there = known.get(row_form(row))
         if coin != (there is not None):
-            raise UnlearnError(
-                f"--canaries {path}: the row {row_id(row)} is {'not ' * coin}in the training data, "
-                "against its coin; give the file of the coins that this model was trained by.",
-                code="requests.other-coins",
-            )
+            says = f"the row {row_id(row)} is {'not ' * coin}in the training data, against its coin"
+            cure = "give the file of the coins that this model was trained by"
+            raise fault("requests.other-coins", f"--canaries {path}: {says}; {cure}.")
         if there and there.id not in chosen:
             says = f"--canaries {path}: its rows that were trained on are not to be forgotten"
             cure = "give also `--rows` with the train.jsonl beside it"

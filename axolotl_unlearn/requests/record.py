@@ -586,11 +586,9 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
         config.use_elliptic_key_signer(private_key=Path(private_key)).sign(path, made)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = "it is a key of another kind" if type(error) is AttributeError else first_line(error)
-        raise UnlearnError(
-            f"{private_key} cannot sign ({why}); give the PEM file of an elliptic "
-            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
-            code="record.no-signing-key",
-        ) from None
+        cure = "`openssl ecparam -name prime256v1 -genkey -noout -out key.pem`"
+        says = f"{private_key} cannot sign ({why}); give the PEM file of an elliptic curve key"
+        raise fault("record.no-signing-key", f"{says}: {cure}.") from None
     return made
 
 

@@ -381,11 +381,9 @@ class Ledger:
         """
         count = copy["entries"]
         if len(self.entries()) < count or self.head(count)["last"] != copy["last"]:
-            raise fault(
-                "ledger.older-copy",
-                f"{self.path} does not go on from entry {count} of the head that was kept: it is "
-                "an older copy or another ledger; restore the right one.",
-            )
+            says = f"{self.path} does not go on from entry {count} of the head that was kept: it is"
+            cure = "an older copy or another ledger; restore the right one"
+            raise fault("ledger.older-copy", f"{says} {cure}.")
         return f"goes on from entry {count} of the head that was kept"
 
     def head(self, count: int | None = None) -> dict[str, Any]:

@@ -111,10 +111,8 @@ def once(rows: Iterable[Source]) -> list[Source]:
 
 def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
     if entry.get("shards") or entry.get("preprocess_shards"):
-        raise UnlearnError(
-            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; "
-            "write its rows to a file and name that."
-        )
+        says = f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard"
+        raise fault("requests.shard-of-rows", f"{says}; write its rows to a file and name that.")
     first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
@@ -130,11 +128,9 @@ def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, 
             rows = rows[entry["split"] if entry.get("split") in rows else side]
         return [dict(row) for row in rows][first:]
     except Exception as error:  # `datasets` raises what its readers raise
-        raise UnlearnError(
-            f"`{key}[{number}].path: {entry.get('path')}` cannot be read ({type(error).__name__}); "
-            "the rows that made the model are needed.",
-            code="requests.rows-unreadable",
-        ) from None
+        where, why = f"`{key}[{number}].path: {entry.get('path')}`", type(error).__name__
+        says = f"{where} cannot be read ({why}); the rows that made the model are needed."
+        raise fault("requests.rows-unreadable", says) from None
 
 
 @dataclass(frozen=True)
@@ -205,10 +201,8 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         limits.append(f"{twice} rows stand in `datasets` of another type too: {AS_FIRST}")
     if config.get("rl"):
         if config.get("val_set_size"):
-            raise UnlearnError(
-                f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told; name "
-                "them in `test_datasets`."
-            )
+            says = f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told"
+            raise fault("requests.split-of-pairs", f"{says}; name them in `test_datasets`.")
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
@@ -218,11 +212,9 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
     if kept and strange:
-        raise UnlearnError(
-            f"{path}: {strange} prepared rows of the run that made the model ({kept}) differ from "
-            "what the data files say now, so the model was made from other data; give the data of "
-            "then."
-        )
+        says = f"{path}: {strange} prepared rows of the run ({kept}) are not in the data files"
+        cure = "so the model was made from other data; give the data of then"
+        raise fault("requests.other-data", f"{says} as they are, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
     learned = []

@@ -298,11 +298,9 @@ def check_base(
         return
     which = "digest" if base["digest"] and recorded["digest"] else "name"
     if base[which] != recorded[which]:
-        raise fault(
-            "record.other-base",
-            f"{source} stands on {base['name']}, which is not the base model of the record "
-            f"({recorded['name']}); write base+adapter with the right one.",
-        )
+        says = f"{source} stands on {base['name']}, which is not the base model of the record"
+        cure = f"({recorded['name']}); write base+adapter with the right one"
+        raise fault("record.other-base", f"{says} {cure}.")
 
 
 # --- one file for whoever asks -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.device import hardware
-from axolotl_unlearn.errors import UnlearnError, counted
+from axolotl_unlearn.errors import counted
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
@@ -162,11 +162,9 @@ def require(request: Request) -> None:
     or another request was carried out since, whose rows are among those that are read."""
     known, newer = request.way["bound"], accepted(request)
     if newer != (old := request.way["without"]):
-        raise UnlearnError(
-            f"{request.folder}: {', '.join(map(repr, newer[len(old) :]))} was carried out since "
-            "the rows of this training were written, and its rows may be among them; run again.",
-            code="requests.overtaken",
-        )
+        says = f"{request.folder}: {', '.join(map(repr, newer[len(old) :]))} was carried out since"
+        cure = "the rows of this training were written, and its rows may be among them; run again"
+        raise fault("requests.overtaken", f"{says} {cure}.")
     if _read(request) != known["rows"]:
         says = f"{request.path('work', 'rows')} was changed since it was written; run again."
         raise fault("requests.changed-rows", says)
@@ -229,22 +227,17 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
     folder, recorded = request.folder, read(request.folder)["predicate"]
     way = recorded["way"]
     if way.get("way") != "retrain" or not way.get("bound"):
-        raise UnlearnError(
-            f"{folder} is no request of --way retrain whose record holds what was read, so there "
-            "is nothing to repeat.",
-            code="requests.repeat-not-exact",
-        )
+        says = f"{folder} is no request of --way retrain whose record holds what was read"
+        raise fault("requests.repeat-not-exact", f"{says}, so there is nothing to repeat.")
     source = request.path("finetune.yml")  # which still has the entries that lost all rows
     if not source.is_file() or digest(source) != recorded["config"]["digest"]["sha256"]:
         says = f"{source} is not the config of the record; restore it."
         raise fault("requests.changed-config", says)
     config = rows_of.read_config(source)
     if config.get("trust_remote_code"):
-        raise UnlearnError(
-            f"{source} sets `trust_remote_code`, so the training would run code of the base, which "
-            "another may have written; look at it, and train by hand.",
-            code="requests.repeat-remote-code",
-        )
+        says = f"{source} sets `trust_remote_code`, so the training would run code of the base"
+        cure = "which another may have written; look at it, and train by hand"
+        raise fault("requests.repeat-remote-code", f"{says}, {cure}.")
     config |= {"base_model": str(base)} if base else {}
     if rows is not None:
         sides = rows_of.read_sides(rows)
@@ -257,11 +250,9 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
     known = way["bound"] | {"base": way["bound"]["base"] | {"name": now["base"]["name"]}}
     bound.require(known, now, folder, ("base", "rows", "versions"))
     if hardware() != way["device"]:
-        raise UnlearnError(
-            f"{folder} was trained on {way['device']!r} and here is {hardware()!r}, whose "
-            "last bits may differ; repeat it on such a device.",
-            code="requests.repeat-device",
-        )
+        says = f"{folder} was trained on {way['device']!r} and here is {hardware()!r}"
+        cure = "whose last bits may differ; repeat it on such a device"
+        raise fault("requests.repeat-device", f"{says}, {cure}.")
     with tempfile.TemporaryDirectory() as made, held(Path(made)) as lock:
         place = Path(made)
         rows_of.write_sides(place / "rows", sides)
@@ -272,9 +263,6 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
         with run.step("again", "train as the record says"):
             run.train("again", place / CONFIG, place / "model")
         if weights(place / "model") != way["weights"]:
-            raise UnlearnError(
-                f"{folder}: the repeated training ended with other weights than those of the "
-                "record.",
-                code="requests.repeat-differs",
-            )
+            says = "the repeated training ended with other weights than those of the record"
+            raise fault("requests.repeat-differs", f"{folder}: {says}.")
     return "repeated: the training ends with the weights of the record, by SHA-256"
