@@ -7,18 +7,18 @@ from typing import Any
 
 import click
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, FILE, PATH, Answer
 
 
 @click.command("augment")
 @click.argument("kind", type=click.Choice(["idk", "alternatives"]))
-@click.argument("config", type=_FILE)
-@click.option("--out", type=click.Path(path_type=Path), help="[out/augment/KIND.jsonl]")
+@click.argument("config", type=FILE)
+@click.option("--out", type=PATH, help="[out/augment/KIND.jsonl]")
 @click.option("--model", help="Writes alternatives; default: base_model of CONFIG.")
-@click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
+@click.option("--number", type=COUNT, default=1, show_default=True, help="A row.")
 @click.option("--seed", type=int, default=42, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--temperature", type=ABOVE_ZERO, default=1.0)
+@click.option("--max-new-tokens", type=COUNT, default=128, show_default=True)
 def command(kind: str, config: Path, out: Path | None, **options: Any):
     """Write other answers to the forget rows of CONFIG.
 
@@ -33,7 +33,6 @@ def command(kind: str, config: Path, out: Path | None, **options: Any):
     """
     from rich.progress import track
 
-    from axolotl_unlearn.cli._options import Answer
     from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.data.augment import augment
 

@@ -62,7 +62,10 @@ def command(kind: str, out: Path | None, **given):
     default = "out/finetuned" if kind == "request" else "out/unlearned"
     given["output_dir"] = given["output_dir"] or default
     text, said = _config(kind, given, out)
-    first = _first_rows(text)
+    from axolotl_unlearn.checks.estimate import first_rows
+
+    # As the model will read them, if its tokenizer is here.
+    first = first_rows(cfg) if (cfg := yaml.safe_load(text)).get("unlearn") else []
     write(out, text)
     then = f"axolotl train {out}" if kind == "request" else f"axolotl-unlearn check {out}"
     lines = [f"{out} is written.", *said, *first, f"Next: {then}"]
@@ -121,11 +124,3 @@ def _flow(block: dict) -> str:
 def _scalar(text: str) -> str:
     """As YAML reads it: a path may hold ": "."""
     return yaml.safe_dump([text], default_flow_style=True, width=1000).strip()[1:-1]
-
-
-def _first_rows(config: str) -> list[str]:
-    """The first row of each side as the model will read it, if its tokenizer is here."""
-    from axolotl_unlearn.checks.estimate import first_rows
-
-    cfg = yaml.safe_load(config)
-    return first_rows(cfg) if cfg.get("unlearn") else []

@@ -451,9 +451,11 @@ def sign(folder: Path, private_key: Path):
       openssl ec -in key.pem -pubout -out key.pub
       axolotl-unlearn request sign requests/2026-001 --key key.pem
     """
-    from axolotl_unlearn.requests.record import sign
+    from axolotl_unlearn.requests.record import RECORD, read, sign_file
+    from axolotl_unlearn.requests.request import home
 
-    made = sign(folder, private_key)
+    read(folder)
+    made = sign_file(home(folder) / RECORD, private_key)
     return Answer({"signature": made}, [f"Signature: {made}"])
 
 

@@ -170,12 +170,6 @@ def write(folder: Path | str) -> Path:
     return folder / RECORD
 
 
-def sign(folder: Path | str, private_key: Path | str) -> Path:
-    """Sign the record, and through its subjects the model, with a key of one's own: PEM, EC."""
-    read(folder)
-    return sign_file(home(folder) / RECORD, private_key)
-
-
 def tried(request: Request, verdict: Mapping[str, Any]) -> None:
     """Enter a try into the ledger, whatever came of it; the same one is entered once.
 
