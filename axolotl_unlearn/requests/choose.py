@@ -22,6 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus, fold
 from axolotl_unlearn.requests.request import fault, one_line
+from axolotl_unlearn.requests.search import leaves
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -133,7 +134,7 @@ def _named_by(
 
     def saying(text: str) -> Fits:
         told = text.strip()
-        return lambda row: bool(told) and any(text in normal_form(t) for _, t in _fields(row.row))
+        return lambda row: any(told and text in normal_form(str(t)) for _, t in leaves(row.row))
 
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
@@ -218,8 +219,8 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
             for row in others
             for other in {
                 key
-                for key, text in _fields(row.row)
-                if _same(text, value) or _same(text.lstrip("0"), value)
+                for key, text in leaves(row.row)
+                if _same(str(text), value) or _same(str(text).lstrip("0"), value)
             }
         )
         offered.fields.update({f"{other}={value}": count for other, count in held.items()})
@@ -228,18 +229,6 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
 
 def _corpus(rows: Sequence[Source]) -> Corpus:
     return Corpus((row.id, list(strings(row.row))) for row in rows)
-
-
-def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of a row by its way, as `values_at` takes it."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _fields(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _fields(part, name)
-    elif value is not None:
-        yield name, str(value)
 
 
 #: 1.777e3 is one and 1e+22; 12e4 may be an id.
