@@ -68,11 +68,9 @@ def write(path: Path | str, content: str | bytes, *, private: bool = False) -> P
     try:
         raw = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError as error:
-        raise UnlearnError(
-            f"{path} would hold half of a surrogate pair, or the name of a file that is not UTF-8 "
-            f"(character {error.start}); mend the row, or rename the file.",
-            code="files.no-unicode",
-        ) from None
+        says = f"{path} would hold half of a surrogate pair, or a file's name that is not UTF-8"
+        cure = f"(character {error.start}); mend the row, or rename the file"
+        raise UnlearnError(f"{says} {cure}.", code="files.no-unicode") from None
     with replacing(path, private=private) as draft:
         draft.write_bytes(raw)
     return Path(path)

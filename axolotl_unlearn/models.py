@@ -198,11 +198,9 @@ def _checked(spec: ModelSpec) -> ModelSpec:
         return spec
     if not folder.exists():
         if _looks_like_path(spec.model):
-            raise UnlearnError(
-                f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or "
-                "correct the path (relative paths start from the working folder).",
-                code="models.missing",
-            )
+            says = f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or"
+            cure = "correct the path (relative paths start from the working folder)"
+            raise UnlearnError(f"{says} {cure}.", code="models.missing")
         says = None if spec.adapter else unreachable(spec.model)
         if says and "HF_HUB_OFFLINE" in says:
             raise UnlearnError(f"model {spec.name!r}: {spec.model} {says}.", code="models.missing")
@@ -257,9 +255,8 @@ def _fetched(name: str) -> Path:
         else:
             if any(found for pattern in weights for found in Path(folder).glob(pattern)):
                 return Path(folder)
-    raise UnlearnError(
-        f"{name} of the hub {says}; correct the name, or download it.", code="models.cannot-load"
-    )
+    says = f"{name} of the hub {says}; correct the name, or download it."
+    raise UnlearnError(says, code="models.cannot-load")
 
 
 def weights_digest(spec: ModelSpec, but: str = "") -> str:
@@ -458,11 +455,9 @@ def check_finite(model: Any, name: str) -> None:
             continue
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             count = int((~torch.isfinite(parameter)).sum())
-            raise UnlearnError(
-                f"model {name!r}: {count} values of {key} are NaN or infinite; the run or merge "
-                "that made it failed: make it again (lower learning rate, float32).",
-                code="models.not-finite",
-            )
+            says = f"model {name!r}: {count} values of {key} are NaN or infinite; the run that made"
+            cure = "or merged it failed: make it again (lower learning rate, float32)"
+            raise UnlearnError(f"{says} {cure}.", code="models.not-finite")
 
 
 def first_line(error: Exception) -> str:

@@ -67,13 +67,16 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if self.digests & {digest, *shas(model)}:
-            return "its weights are those of one"
-        inside = model.name == "merged" or model.name.startswith("checkpoint-")
-        if inside and model.parent.resolve() in self.paths:
-            return f"it is the {model.name} of one"
-        named = (name for name, text in _said(model) if self.says(text, model))
-        return f"{name} names one" if (name := next(named, "")) else ""
+        try:
+            if self.digests & {digest, *shas(model)}:
+                return "its weights are those of one"
+            inside = model.name == "merged" or model.name.startswith("checkpoint-")
+            if inside and model.parent.resolve() in self.paths:
+                return f"it is the {model.name} of one"
+            named = (name for name, text in _said(model) if self.says(text, model))
+            return f"{name} names one" if (name := next(named, "")) else ""
+        except (UnlearnError, OSError) as error:
+            return f"{UNKNOWN}: {error}"
 
 
 def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
@@ -99,22 +102,12 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         except (UnlearnError, OSError) as error:
             found.append(Derived(model, f"{UNKNOWN}: {error}", size_of(model)))
     left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
-    new = True
-    while new:
-        new = []
-        for model in left:
-            try:
-                said = known.why(model, digests[model])
-            except (UnlearnError, OSError) as error:
-                said = f"{UNKNOWN}: {error}"
-            if said:
-                new.append(Derived(model, said, size_of(model)))
-        gone = {one.path for one in new}
-        left = [model for model in left if model not in gone]
-        of_one = {one.path for one in new if not one.why.startswith(UNKNOWN)}
+    while new := {model: why for model in left if (why := known.why(model, digests[model]))}:
+        left = [model for model in left if model not in new]
+        of_one = {model for model, why in new.items() if not why.startswith(UNKNOWN)}
         known.paths |= {model.resolve() for model in of_one}
         known.digests |= {digests[model] for model in of_one} - {""}
-        found += new
+        found += [Derived(model, why, size_of(model)) for model, why in new.items()]
     return sorted(found, key=lambda one: one.path)
 
 

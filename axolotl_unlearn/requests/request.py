@@ -328,11 +328,10 @@ class Ledger:
         killed = entries and key is not None and head == [len(entries) - 1, entries[-1]["previous"]]
         new = any("format" in entry for entry in entries[: -1 if killed else None])
         if not (killed or head == [len(entries), before]) or (new and not bound):
-            raise fault(
-                "ledger.end" if self.path.exists() else "ledger.missing",
-                f"{self.path} has {len(entries)} entries that do not end where {HEAD} says (entry "
-                f"{head[0]}): the end was changed, removed or added; restore both from a copy.",
-            )
+            says = f"{self.path} has {len(entries)} entries that do not end where {HEAD} says"
+            cure = f"(entry {head[0]}): the end was changed, removed or added; restore both"
+            code = "ledger.end" if self.path.exists() else "ledger.missing"
+            raise fault(code, f"{says} {cure}.")
         # An empty ledger is a new one only where no request has a record.
         if not entries and (records := sorted(self.folder.glob("*/record.json"))):
             says = f"{self.path} has no line but {records[0]} is there; restore it."

@@ -288,11 +288,9 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
         there = kept.is_dir() and any(kept.iterdir())
         if not there:
             if drawn and not held:
-                raise UnlearnError(
-                    "`val_set_size` without a `seed`: Axolotl draws other held-out rows in each "
-                    f"run, and the rows that it prepared ({kept}) are gone; name the held-out rows "
-                    "in `test_datasets`."
-                )
+                says = f"`val_set_size` without a `seed`: the rows that the run prepared ({kept})"
+                cure = "are gone, and each run holds out others; name them in `test_datasets`"
+                raise fault("requests.no-seed", f"{says} {cure}.")
             cfg.dataset_prepared_path = folder
             cfg.val_set_size = 0 if drawn else cfg.val_set_size
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
