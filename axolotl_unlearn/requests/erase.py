@@ -235,7 +235,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
     planned.look()
     found = sorted({*planned.found.left, *planned.found.named})
-    before, files = _models_before(request), {*request.facts["before"].get("files", ())}
+    before, files = [*_models_before(request)], {*request.facts["before"].get("files", ())}
     earlier = _earlier(folder)
     for part in ("removed", "kept"):
         earlier[part] = {(folder / one["path"]).resolve() for one in earlier.get(part, ())}
@@ -407,20 +407,10 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
 # --- what there is ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Before:
-    """A model that has learned the rows, whether it is there, and why it stays."""
-
-    kind: str
-    path: Path
-    there: bool
-    why: str | None = None
-
-
-def _models_before(request: Request) -> list[_Before]:
-    """That of the request; then those that earlier ones began with or made: of a shards folder they
-    go, of others their own `erase` decides."""
-    ledger, found = Ledger(request.folder.parent), []
+def _models_before(request: Request) -> Iterator[Item]:
+    """Folders of models that have learned the rows: that of the request; then those that earlier
+    ones began with or made: of a shards folder they go, of others their own `erase` decides."""
+    ledger = Ledger(request.folder.parent)
     names = [*ledger.accepted()]
     for name in names[: names.index(request.id) + 1][::-1]:
         if not (ledger.folder / name / RECORD).is_file():
@@ -444,8 +434,7 @@ def _models_before(request: Request) -> list[_Before]:
         for kind, path, part, why in models:
             digest, place = known["model"][part]["digest"], Path(path)
             if place.is_dir():
-                found.append(_Before(kind, place, digest in _digests(place), why))
-    return found
+                yield Item(kind, place, 0, why if digest in _digests(place) else _ANOTHER)
 
 
 def _digests(model: Path) -> set[str]:
@@ -454,13 +443,11 @@ def _digests(model: Path) -> set[str]:
     return {weights_digest(ModelSpec("", str(model)), but=one) for one in but}
 
 
-def _model_before(one: _Before, requests: Path, roots: list[Path]) -> Iterator[Item]:
+def _model_before(one: Item, requests: Path, roots: list[Path]) -> Iterator[Item]:
     """Its weights, where they are still those of the record; of an earlier request all of it."""
     old, why = one.path, one.why
     made_here = _owner(old, requests) is not None
-    if not one.there:
-        why = _ANOTHER
-    elif not (why or made_here) and not any(
+    if not (why or made_here) and not any(
         old.resolve().is_relative_to(root.resolve()) for root in roots
     ):
         why = "it is outside the folders that the config writes to; remove it by hand"
@@ -502,7 +489,7 @@ def _is_log(folder: Path) -> bool:
 def _of_run(
     root: Path,
     found: list[Path],
-    before: list[_Before],
+    before: list[Item],
     files: set[str],
     earlier: Mapping[str, Any],
 ) -> Iterator[Item]:
@@ -517,7 +504,7 @@ def _of_run(
     mine = [one for one in before if place in (real := one.path.resolve(), *real.parents)]
     own = shas(root)
     copy = bool(own) and own <= files
-    there = copy or any(one.there for one in mine)
+    there = copy or any(one.why != _ANOTHER for one in mine)
     # Before anything was erased, weights may have been removed by hand.
     bare = not ended and not any(path.suffix in _HOLDS for path in root.iterdir())
 
@@ -532,8 +519,8 @@ def _of_run(
         yield from map(judged, _beside(root))
         if all(one.path.resolve() != place for one in mine):
             kind = "copy of the model before" if copy else "another model"
-            why = None if copy or not there else "it is of the same run; remove it by hand"
-            yield from _model_before(_Before(kind, root, there, why), root, [root])
+            why = "it is of the same run; remove it by hand" if there else _ANOTHER
+            yield from _model_before(Item(kind, root, 0, None if copy else why), root, [root])
     if (root / SHARDS).is_file() and (root / "work").is_dir():
         why = "the shards are being trained" if is_held(root) else None
         yield Item.at("work of the shards", root / "work", why)
