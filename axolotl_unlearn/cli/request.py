@@ -475,8 +475,7 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."
         raise UnlearnError(says, code="requests.rows-and-out")
-    unlisted: list[str] = []
-    path, count, new = rows_of.suppress(requests_dir, unlisted)
+    path, count, new, unlisted = rows_of.suppress(requests_dir)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
     said = [f"{path}: {counted(count, 'digest')}, new: {new}"]
     if rows is not None and out is not None:

@@ -467,17 +467,15 @@ def deleted_rows(
 # --- what must not be learned again ---------------------------------------------------------------
 
 
-def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[Path, int, int]:
+def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
     """Put the rows of every accepted request of a folder on its list.
 
     What is on the list stays, though the rows may be gone. Texts that kept rows of a request have
     too, such as a system prompt, are not put on it.
 
-    Args:
-        unlisted: Gets the requests of whose rows nothing can be put on the list.
-
     Returns:
-        The list, its digests, and how many of them are new.
+        The list, its digests, how many of them are new, and the requests of whose rows nothing can
+        be put on the list.
 
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.
@@ -490,7 +488,7 @@ def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[P
     if not path.exists() and (name := ledger.cannot_list()):
         says = f"{path} is gone, and the rows of request {name!r} too, so it cannot be written"
         raise fault("requests.list-gone", f"{says} again; restore it from a copy.")
-    digests = set(before.digests)
+    digests, unlisted = set(before.digests), []
     for folder in (ledger.folder / name for name in folders):
         # `erase` removes kept rows, after it has written this list: what they share is not known
         # any more, and whole rows alone are put on a list that was lost since.
@@ -502,10 +500,10 @@ def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[P
 
         listed = of(*DELETED) - of("retain", "heldout", "judge")
         digests |= listed
-        if unlisted is not None and not listed and (folder / "data" / "forget.jsonl").is_file():
+        if not listed and (folder / "data" / "forget.jsonl").is_file():
             unlisted.append(folder.name)
     Suppression(path, key, frozenset(digests)).write()
-    return path, len(digests), len(digests - before.digests)
+    return path, len(digests), len(digests - before.digests), unlisted
 
 
 def filtered(path: Path, rows: Path, out: Path) -> tuple[int, int]:
