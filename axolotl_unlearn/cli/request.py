@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
@@ -17,7 +16,6 @@ from axolotl_unlearn.cli._options import (
     COUNT,
     PATH,
     Answer,
-    answer,
     few_logs,
     lines,
     one_value,
@@ -31,23 +29,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 _FOLDER = click.argument("folder", type=PATH)
 
 
-class _Resumed(click.Group):
-    """After Ctrl-C, what to do is said: no command leaves half of anything behind."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            resumed = ctx.invoked_subcommand in ("run", "erase")
-            goes = "goes on where it stopped" if resumed else "begins again"
-            if ctx.invoked_subcommand == "run":
-                goes += ": what is done is kept, a training that was stopped begins again"
-            answer(error=(says := f"stopped; the same command {goes}."))
-            click.echo(f"\n{says}", err=True)
-            raise SystemExit(128 + signal.SIGINT) from None
-
-
-@click.group(cls=_Resumed)
+@click.group()
 def command() -> None:
     """Delete rows of the training data from a fine-tuned model, with a record of it.
 
