@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -82,8 +83,12 @@ def show(*parts: Any) -> None:
 
 
 def few_logs() -> None:
-    """No config of hundreds of lines of Axolotl's."""
+    """No config of hundreds of lines of Axolotl's, nor warnings of kernels that nobody asks for."""
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    # What is deleted is nobody's business; without a network it also waits for ever at the end.
+    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
+    logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
+    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
 
 
 # --- answers -------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
@@ -64,15 +62,6 @@ def _outside(_: click.Context, option: click.Parameter, given: Path | None) -> P
     return given
 
 
-def _quietly() -> None:
-    """No warnings of kernels that nobody asks for here either."""
-    few_logs()
-    # What is deleted is nobody's business; without a network it also waits for ever at the end.
-    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
-    logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
-    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
-
-
 @command.command("new")
 @click.argument("config", type=PATH)
 @click.option("--out", required=True, type=PATH, callback=_outside, help="Folder to make.")
@@ -102,7 +91,7 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     axolotl-unlearn request new finetune.yml --person @names.txt --out requests/2
     axolotl-unlearn request new finetune.yml --subjects w.jsonl --out requests/3
     """
-    _quietly()
+    few_logs()
     from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
     from axolotl_unlearn.requests.new import Options, new_request
 
@@ -208,7 +197,7 @@ def run(folder: Path, **given: Any):
     model of `axolotl-unlearn shards train`, which is exact too. `match` unlearns. `auto` takes the
     cheapest exact way (see `request plan`), or `match` where none is open.
     """
-    _quietly()
+    few_logs()
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
