@@ -21,6 +21,8 @@ from typing import Any
 import click
 from pydantic_core import to_json
 
+from axolotl_unlearn.errors import plain
+
 PATH = click.Path(path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -77,7 +79,7 @@ def show(*parts: Any) -> None:
 
     for part in parts:
         if isinstance(part, str):
-            click.echo(fitted("".join(c if c.isprintable() else ascii(c)[1:-1] for c in part)))
+            click.echo(fitted(plain(part)))
         else:
             Console().print(part, highlight=False)
 

@@ -10,15 +10,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import (
-    COUNT,
-    PATH,
-    Answer,
-    few_logs,
-    lines,
-    one_value,
-    show,
-)
+from axolotl_unlearn.cli._options import COUNT, PATH, Answer, few_logs, lines, one_value, show
 from axolotl_unlearn.errors import UnlearnError, counted
 
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -48,7 +48,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from axolotl_unlearn import files
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, plain
+from axolotl_unlearn.store import digest
 
 SCHEMA = 1
 #: How long a start waits for what a killed run of the same folder has left.
@@ -615,12 +616,6 @@ def cores() -> int:
     return (int(given) if given.isdecimal() else os.cpu_count()) or 1
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def weights(folder: Path) -> dict[str, dict[str, str]]:
     """SHA-256 of each file of weights of a model, adapter or routed folder, as a record writes
     them."""
@@ -660,14 +655,6 @@ def home(folder: Path | str) -> Path:
 def fault(code: str, says: str) -> UnlearnError:
     """One sentence, on one line whatever is in it."""
     return UnlearnError(plain(says), code=code)
-
-
-def plain(text: str) -> str:
-    """With every character that moves the cursor, breaks the line or turns the order as an escape.
-
-    What comes from a file could else forge a line of ours.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str, option: str) -> str:
