@@ -115,9 +115,8 @@ class Answer:
 
 def answer(**facts: Any) -> None:
     """What a command found, for ``--json``; said in words all the same."""
-    context = click.get_current_context(silent=True)
-    if context is not None and _KEY in context.meta:
-        context.meta[_KEY].update(facts)
+    if wanted():
+        click.get_current_context().meta[_KEY].update(facts)
 
 
 def wanted() -> bool:

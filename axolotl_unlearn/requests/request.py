@@ -603,10 +603,8 @@ def is_held(folder: Path) -> bool:
     try:
         with (folder / ".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # nobody has ever kept it
-        pass
+    except OSError as error:  # another one where nobody has ever kept it
+        return isinstance(error, BlockingIOError)
     return False
 
 
