@@ -35,19 +35,13 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
-from axolotl_unlearn.requests.verdict import AFTER, exact, scores, verdict
+from axolotl_unlearn.requests.verdict import AFTER, ATTACKS, exact, scores, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, choose, plan, way_of
 
 #: Retained rows whose loss is compared.
 KEPT_ROWS = 100
 #: New tokens of an answer or text that is looked for; of long texts the verdict asks for these.
 ANSWER_TOKENS = 128
-#: Of each attack; on the way `match` alone, since an exact model is its own control.
-ATTACKS: dict[str, dict[str, Any]] = {
-    "quantise": {"schemes": ["int8", "int4"]},
-    "relearn": {"steps": [1, 5]},
-    "prompt": {"variants": ["affirmative", "prefix"]},
-}
 RELEARN_ROWS = 20
 
 
@@ -278,14 +272,10 @@ def attack(request: Request, model: str) -> None:
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
     subject, control = make_subjects(model, asked, str(request.path("work", "teacher")), **how)
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
-    for made, rows in (
-        (quantise_attack, ()),
-        (relearn_attack, (trained, asked)),
-        (prompt_attack, ()),
-    ):
-        name = made.__name__.removesuffix("_attack")
-        more = ATTACKS[name] | ({"source": "retain"} if rows else {})
-        result = made(subject, store, *rows, control=control, **more)
+    for made in (quantise_attack, relearn_attack, prompt_attack):
+        how = ATTACKS[made.__name__.removesuffix("_attack")]
+        rows = (trained, asked) if made is relearn_attack else ()
+        result = made(subject, store, *rows, control=control, **how)
         save(request.path("attacks"), {**result, "data_dir": str(data)})
 
 

@@ -32,8 +32,13 @@ SHOWN, EXACT, REFUSED, NOT_SHOWN = "shown", "exact", "refused", "not shown"
 AGAINST = ("outputs", "able", "membership", "documents", "kept", "attacks")
 #: Readings of the audit that do.
 BAD = ("recited", "still said", "still known", "pushed away")
-#: Attacks that a verdict needs the results of.
-ATTACKS = ("quantise", "relearn", "prompt")
+#: Attacks that a verdict needs the results of, on the way `match` alone: an exact model is its own
+#: control; and how they are made.
+ATTACKS: dict[str, dict[str, Any]] = {
+    "quantise": {"schemes": ["int8", "int4"]},
+    "relearn": {"steps": [1, 5], "source": "retain"},
+    "prompt": {"variants": ["affirmative", "prefix"]},
+}
 #: Rise of the loss of kept rows, nats a token: a tenth makes each token 0.9 times as likely.
 KEPT_NATS = 0.1
 #: Share of unchanged models that the paired test of all rows lets pass, and of single rows.
