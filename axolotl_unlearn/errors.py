@@ -23,6 +23,14 @@ class UnlearnError(ValueError):
         self.code = code
 
 
+def plain(text: str) -> str:
+    """With every character that moves the cursor, breaks the line or turns the order as an escape.
+
+    What comes from a file could else forge a line of ours.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def counted(count: int, one: str, more: str = "") -> str:
     """``1 row``, ``2 rows``."""
     return f"{count} {one if count == 1 else more or one + 's'}"

@@ -68,11 +68,9 @@ def write(path: Path | str, content: str | bytes, *, private: bool = False) -> P
     try:
         raw = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError as error:
-        raise UnlearnError(
-            f"{path} would hold half of a surrogate pair, or the name of a file that is not UTF-8 "
-            f"(character {error.start}); mend the row, or rename the file.",
-            code="files.no-unicode",
-        ) from None
+        says = f"{path} would hold half of a surrogate pair, or a file's name that is not UTF-8"
+        cure = f"(character {error.start}); mend the row, or rename the file"
+        raise UnlearnError(f"{says} {cure}.", code="files.no-unicode") from None
     with replacing(path, private=private) as draft:
         draft.write_bytes(raw)
     return Path(path)
@@ -160,14 +158,20 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
     return manifest
 
 
+def listed(out: Path) -> Iterator[Path]:
+    """What the run of a list has written and is there, drafts too."""
+    for entry in read_manifest(out)["entries"]:
+        path = Path(os.path.normpath(out / entry["path"]))
+        drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
+        yield from filter(os.path.lexists, (path, *drafts))
+
+
 def strip(out: Path) -> None:
     """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
     inside = out.resolve()
-    for entry in read_manifest(out)["entries"]:
-        path = Path(os.path.normpath(out / entry["path"]))
-        for one in (path, *path.parent.glob(f"{path.name}.*.tmp")):
-            if inside in one.resolve().parents and inside in (one.parent.resolve() / "x").parents:
-                remove(one)
+    for one in listed(out):
+        if inside in one.resolve().parents and inside in (one.parent.resolve() / "x").parents:
+            remove(one)
     (out / MANIFEST).unlink(missing_ok=True)
 
 

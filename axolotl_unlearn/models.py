@@ -140,10 +140,8 @@ def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | Non
     by_name = {spec.name: spec for spec in specs}
     if name is not None:
         if name not in by_name:
-            raise UnlearnError(
-                f"--original {name!r} is none of the models ({', '.join(by_name)}).",
-                code="models.original",
-            )
+            says = f"--original {name!r} is none of the models ({', '.join(by_name)})."
+            raise UnlearnError(says, code="models.original")
         return by_name[name]
     return by_name.get("original") or by_name.get("memorised")
 
@@ -160,10 +158,8 @@ def _parse(text: str) -> ModelSpec:
     base, plus, adapter = source.partition("+")
     if plus and not Path(source).exists():
         if not base or not adapter:
-            raise UnlearnError(
-                f"{text!r}: write base+adapter, two folders joined by '+'.",
-                code="models.base-and-adapter",
-            )
+            says = f"{text!r}: write base+adapter, two folders joined by '+'."
+            raise UnlearnError(says, code="models.base-and-adapter")
         return ModelSpec(name or _name_of(adapter), base, adapter)
     return ModelSpec(name or _name_of(source), source)
 
@@ -207,11 +203,9 @@ def _checked(spec: ModelSpec) -> ModelSpec:
         return spec
     if not folder.exists():
         if _looks_like_path(spec.model):
-            raise UnlearnError(
-                f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or "
-                "correct the path (relative paths start from the working folder).",
-                code="models.missing",
-            )
+            says = f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or"
+            cure = "correct the path (relative paths start from the working folder)"
+            raise UnlearnError(f"{says} {cure}.", code="models.missing")
         says = None if spec.adapter else unreachable(spec.model)
         if says and "HF_HUB_OFFLINE" in says:
             raise UnlearnError(f"model {spec.name!r}: {spec.model} {says}.", code="models.missing")
@@ -266,20 +260,17 @@ def _fetched(name: str) -> Path:
         else:
             if any(found for pattern in weights for found in Path(folder).glob(pattern)):
                 return Path(folder)
-    raise UnlearnError(
-        f"{name} of the hub {says}; correct the name, or download it.", code="models.cannot-load"
-    )
+    says = f"{name} of the hub {says}; correct the name, or download it."
+    raise UnlearnError(says, code="models.cannot-load")
 
 
 def weights_digest(spec: ModelSpec, but: str = "") -> str:
     """SHA-256 over weights, configs and tokenizer of a model, without files of a suffix; one of the
     hub is fetched first."""
     if spec.served:
-        raise UnlearnError(
-            f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
-            "here, or ask the server with `axolotl-unlearn audit`.",
-            code="models.server",
-        )
+        says = f"model {spec.name!r}: {spec.model} is a server, which gives no weights"
+        cure = "give a folder here, or ask the server with `axolotl-unlearn audit`"
+        raise UnlearnError(f"{says}: {cure}.", code="models.server")
     total = hashlib.sha256()
     for folder in spec.folders:
         if not folder.is_dir():
@@ -368,11 +359,9 @@ def check_complete(source: str, facts: dict[str, Any]) -> None:
         facts: The loading info of ``from_pretrained``.
     """
     if missing := sorted(facts["missing_keys"]):
-        raise UnlearnError(
-            f"{source} lacks {len(missing)} weights (the first is {missing[0]}), which would be "
-            "random numbers; copy or make it again.",
-            code="models.weights-missing",
-        )
+        says = f"{source} lacks {len(missing)} weights (the first is {missing[0]})"
+        cure = "which would be random numbers; copy or make it again"
+        raise UnlearnError(f"{says}, {cure}.", code="models.weights-missing")
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
@@ -471,11 +460,9 @@ def check_finite(model: Any, name: str) -> None:
             continue
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             count = int((~torch.isfinite(parameter)).sum())
-            raise UnlearnError(
-                f"model {name!r}: {count} values of {key} are NaN or infinite; the run or merge "
-                "that made it failed: make it again (lower learning rate, float32).",
-                code="models.not-finite",
-            )
+            says = f"model {name!r}: {count} values of {key} are NaN or infinite; the run that made"
+            cure = "or merged it failed: make it again (lower learning rate, float32)"
+            raise UnlearnError(f"{says} {cure}.", code="models.not-finite")
 
 
 def first_line(error: Exception) -> str:

@@ -39,10 +39,15 @@ def versions() -> dict[str, str]:
     return installed
 
 
-@cache
-def _digest_at(path: Path, size: int, changed: int) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _digest_at(path: Path, size: int, changed: int) -> str:
+    return digest(path)
 
 
 def file_digest(path: Path) -> str:

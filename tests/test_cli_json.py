@@ -83,9 +83,9 @@ CASES = {
         "{data}/member.jsonl --model {model} --out {audit} --device cpu --max-new-tokens 4",
         "documents",
     ),
-    "augment": ("idk {forget.yml} --out {idk}", "rows"),
+    "augment": ("idk {forget_yml} --out {idk}", "rows"),
     "canaries": ("{data}/forget.jsonl --out {canaries}", "train"),
-    "check": ("{forget.yml} --full", "steps"),
+    "check": ("{forget_yml} --full", "steps"),
     "eval": (
         "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
         "--device cpu --quiet",
@@ -93,7 +93,7 @@ CASES = {
     ),
     "examples": ("{examples}", "files"),
     "init": (
-        "--base-model m --forget {data}/forget.jsonl --retain {data}/retain.jsonl --out {new.yml}",
+        "--base-model m --forget {data}/forget.jsonl --retain {data}/retain.jsonl --out {new_yml}",
         "config",
     ),
     "methods": ("npo", "objectives"),
@@ -103,9 +103,9 @@ CASES = {
     "request erase": ("{requests}/r1", "items"),
     "request export": ("{requests}/r1 --out {archive}", "due"),
     "request list": ("{requests}", "requests"),
-    "request new": ("{finetune.yml} --where id=p3 --out {requests}/r2", "counts"),
+    "request new": ("{finetune_yml} --where id=p3 --out {requests}/r2", "counts"),
     "request plan": ("{requests}/r2", "heldout_needed"),
-    "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
+    "request sign": ("{requests}/r1 --key {forget_yml}", "error"),
     "request suppress": ("{requests}", "digests"),
     "request told": ("{requests}/r1 --recipient Cloud", "day"),
     "request verify": ("{requests}/r1", "signature"),
@@ -114,23 +114,18 @@ CASES = {
         "--tasks unlearn_likelihood --metadata {{'data_dir':'{data}'}} --batch_size 4",
         "results",
     ),
-    "teacher": ("{finetune.yml} --forget {nothing}", "error"),
+    "teacher": ("{finetune_yml} --forget {nothing}", "error"),
 }
 
 
 class Places(dict):
     def __missing__(self, name: str) -> Path:
-        return self["home"] / name
+        return self["home"] / name.replace("_", ".")
 
 
 def words(home: Path, name: str) -> list[str]:
-    text = CASES[name][0].replace(".yml}", "@yml}").format_map(_dotted(home))
+    text = CASES[name][0].format_map(Places(home=home))
     return [*name.split(), *(w.replace("'", '"') for w in text.split()), "--json"]
-
-
-def _dotted(home: Path) -> Places:
-    names = {f"{name}@yml": home / f"{name}.yml" for name in ("forget", "finetune", "new")}
-    return Places({"home": home, **names})
 
 
 @pytest.mark.parametrize("name", CASES)

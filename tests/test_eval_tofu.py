@@ -344,7 +344,8 @@ def test_a_data_folder_may_be_named_like_the_task(home, tmp_path, monkeypatch, n
 
 @pytest.mark.slow
 def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path):
-    """It is no model to lm-eval, which wants base and `peft=`."""
+    """It is no model to lm-eval, which wants base and `peft=`; with `--json` what `-o` named stayed
+    empty."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
@@ -359,9 +360,9 @@ def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path
     metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 2}
     found = {}
     for name in ("adapter", "merged"):
-        words = ["--tasks", "tofu", "--metadata", json.dumps(metadata)]
+        words = ["--tasks", "tofu", "--metadata", json.dumps(metadata), "--json"]
         done = run_tasks(*words, "--model_args", f"pretrained={tmp_path / name},dtype=float32",
-                         "--output_path", str(tmp_path / f"out-{name}"))  # fmt: skip
+                         "-o", str(tmp_path / f"out-{name}"))  # fmt: skip
         assert done.exit_code == 0, done.output
         (file,) = (tmp_path / f"out-{name}").rglob("results_*.json")
         found[name] = json.loads(file.read_text())["results"]["tofu"]
@@ -423,9 +424,11 @@ def test_what_may_quote_a_row_is_not_shown(home, monkeypatch):
     assert all(json.loads(line)["answer"] not in done.output for line in lines if line)
 
 
-@pytest.mark.parametrize("option", [["--tasks", "tofu,tofuu"], ["--tasks=tofuu"]])
+@pytest.mark.parametrize(
+    "option", [["--tasks", "tofu,tofuu"], ["--tasks=tofuu"], ["-t", "tofu", "tofuu"]]
+)
 def test_a_task_that_nobody_knows_is_named(option):
-    """It is what was mistyped, of lm-eval's tasks and ours."""
+    """It is what was mistyped, of lm-eval's tasks and ours; a second word was not looked at."""
     done = run_tasks(*option, "--model_args", "pretrained=examples/tiny-olmo")
     assert done.exit_code == 2
     assert "no task 'tofuu'; ours are muse, rwku, semeval_unlearn, tofu" in done.output

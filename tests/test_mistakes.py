@@ -367,7 +367,7 @@ def test_what_goes_on_after_ctrl_c_is_said(monkeypatch, name):
     monkeypatch.setattr(unlearn.get_command(None, name), "invoke", stop)
     line = {"init": "--base-model m", "audit": "a --model m"}.get(name, "m")
     done = CliRunner().invoke(unlearn, [name, *line.split()])
-    assert done.exit_code == 130 and "give the same command again" in done.output, done.output
+    assert done.exit_code == 130 and "stopped; the same command" in done.output, done.output
     assert ("what is finished is kept" in done.output) == (name == "eval")
 
 

@@ -25,7 +25,6 @@ from test_requests_new import (
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.requests.choose import (
-    Subject,
     Wanted,
     choose,
     names_of,
@@ -390,8 +389,8 @@ def test_rows_that_are_offered_and_deleted_have_a_subject(tmp_path):
             {"q": "Who is Ada Quill?", "a": "She blows glass in the harbour of Norrby!"},
         ]
     )
-    subjects = [Subject("1", Wanted(contains=["Norrby."])), Subject("2", Wanted(contains=["Bo3"]))]
-    whose = {one.name: [r.id for r in choose(rows, one.wanted)] for one in subjects}
+    subjects = {"1": Wanted(contains=["Norrby."]), "2": Wanted(contains=["Bo3"])}
+    whose = {name: [r.id for r in choose(rows, one)] for name, one in subjects.items()}
     named = [row for row in rows if any(row.id in ids for ids in whose.values())]
     others = [row for row in rows if row not in named]
     offered = offer(named, others, together(subjects))

@@ -333,7 +333,7 @@ def test_a_verdict_that_is_not_good_needs_somebody_to_accept_it(tmp_path):
     write_json(folder / "verdict.json", verdict | {"accepted": "asked by the court"})
     write(folder)
     assert read(folder)["predicate"]["verdict"]["accepted"] == "asked by the court"
-    assert Ledger(folder.parent).accepted()[0]["good"] is False
+    assert Ledger(folder.parent).accepted()[folder.name]["good"] is False
 
 
 def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from fault_codes import fails
-from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import request as module
@@ -25,8 +25,8 @@ from axolotl_unlearn.requests.steps import Steps
 def run(folder: Path, rows, **more) -> str:
     """Steps `rows(run)`; what was said."""
     said = io.StringIO()
-    with held(folder) as lock:
-        rows(Steps(folder, lock, console=Console(file=said), **more))
+    with held(folder) as lock, redirect_stdout(said):
+        rows(Steps(folder, lock, **more))
     return said.getvalue()
 
 

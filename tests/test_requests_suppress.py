@@ -61,8 +61,8 @@ def folder(tmp_path):
 
 
 def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
-    path, count, new = suppress(folder.parent)
-    assert count == new > 2 and suppress(folder.parent) == (path, count, 0)
+    path, count, new, _ = suppress(folder.parent)
+    assert count == new > 2 and suppress(folder.parent) == (path, count, 0, [])
     listed = Suppression.read(path)
     assert all(listed.holds(row) for row in FORMS.values())
     assert listed.holds({"instruction": "zoë", "output": 7}), "short texts count together"
@@ -229,7 +229,7 @@ def test_a_list_without_effect_is_refused(folder, tmp_path, kind):
 
 def test_a_row_is_named_as_training_counts_it(folder, tmp_path):
     """Row 1 of training is the third of the file, whose second one is left out."""
-    path, _, _ = suppress(folder.parent)
+    path, *_ = suppress(folder.parent)
     rows = [OTHERS[0] | {"id": "a"}, FORMS["records"] | {"id": "zoe"}, OTHERS[1] | {"id": "c"}]
     write_lines(tmp_path / "retain.jsonl", [row | {"task": "1"} for row in rows])
     entry = {"path": str(tmp_path / "retain.jsonl"), "type": "axolotl_unlearn.data.retain"}

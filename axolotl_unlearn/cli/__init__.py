@@ -14,11 +14,18 @@ import warnings
 import click
 
 from axolotl_unlearn import __version__
-from axolotl_unlearn.cli._options import answer, one_object
+from axolotl_unlearn.cli._options import Answer, answer, one_object, show
 from axolotl_unlearn.errors import UnlearnError
 
 #: The disk is full, of which a write says no name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: After Ctrl-C, of what leaves more than nothing.
+_GOES_ON = dict.fromkeys(("eval", "shards"), "goes on: what is finished is kept")
+_GOES_ON["request erase"] = "goes on where it stopped"
+_GOES_ON["request run"] = (
+    "goes on where it stopped: what is done is kept, a training that was stopped begins again"
+)
+_WORDS = "axolotl_unlearn.words"
 #: Commands of Axolotl's own program.
 AXOLOTL = ("train", "preprocess", "merge-lora", "evaluate", "inference", "quantize", "vllm-serve")
 
@@ -51,8 +58,9 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # which click knows
         except KeyboardInterrupt:
-            kept = ": what is finished is kept" * (ctx.invoked_subcommand in ("eval", "shards"))
-            self.fail(ctx, f"Error: stopped; give the same command again{kept}.", 130)
+            words = ctx.meta.get(_WORDS, [""])
+            how = _GOES_ON.get(words[0], _GOES_ON.get(" ".join(words), "begins again"))
+            self.fail(ctx, f"Error: stopped; the same command {how}.", 130)
         except Exception as error:
             reason: BaseException | None = error
             while reason and not (
@@ -113,6 +121,7 @@ class Commands(LazyGroup):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
+        ctx.meta[_WORDS] = args[:2]
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             meant = "axolotl" if args[0] in AXOLOTL else near and "axolotl-unlearn"
@@ -145,3 +154,13 @@ def unlearn(debug: bool, as_json: bool) -> None:
     """
     if not debug:
         quiet()
+
+
+@unlearn.result_callback()
+def _print(found: Answer | None, **_: object) -> None:
+    """The one printer. The lines are said all the same: with ``--json`` on standard error."""
+    if found is not None:
+        answer(**found.facts)
+        show(*found.lines)
+        if found.exit:
+            raise SystemExit(found.exit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -19,6 +20,8 @@ from typing import Any
 
 import click
 from pydantic_core import to_json
+
+from axolotl_unlearn.errors import plain
 
 PATH = click.Path(path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -58,11 +61,6 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
     return " ".join(lines(context, option, (given or "",)))
 
 
-def say(*said: str) -> None:
-    for line in said:
-        click.echo(line)
-
-
 def fitted(line: str) -> str:
     """A line in lines that the terminal holds; as it is in a pipe."""
     context = click.get_current_context(silent=True)
@@ -76,21 +74,27 @@ def fitted(line: str) -> str:
 
 
 def show(*parts: Any) -> None:
-    """Tables, and sentences, which may hold brackets of their own."""
+    """Lines and tables. What comes from a file, its name too, forges no line of ours."""
     from rich.console import Console
     from rich.segment import Segments
-    from rich.text import Text
 
     console = Console()
     for part in parts:
-        made = [*console.render(Text(part) if isinstance(part, str) else part)]
+        if isinstance(part, str):
+            click.echo(fitted(plain(part)))
+            continue
+        made = [*console.render(part)]
         texts = ("\n".join(map(plain, one.text.split("\n"))) for one in made)
         console.print(Segments(one._replace(text=x) for one, x in zip(made, texts, strict=True)))
 
 
 def few_logs() -> None:
-    """No config of hundreds of lines of Axolotl's."""
+    """No config of hundreds of lines of Axolotl's, nor warnings of kernels that nobody asks for."""
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    # What is deleted is nobody's business; without a network it also waits for ever at the end.
+    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
+    logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
+    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -100,42 +104,23 @@ _KEY = "axolotl_unlearn.answer"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: it returns one, and `printed` prints it for programs or readers.
+    """What a command found: it returns one, which is printed for programs or readers.
 
     Attributes:
         facts: For ``--json``.
-        lines: In words.
+        lines: In words, and tables.
         exit: Exit code.
     """
 
     facts: Mapping[str, Any]
-    lines: Iterable[str] = ()
+    lines: Iterable[Any] = ()
     exit: int = 0
-
-
-def printed(found: Answer) -> None:
-    """The one printer. The lines are said all the same: with ``--json`` on standard error."""
-    answer(**found.facts)
-    say_plainly(found.lines)
-    if found.exit:
-        raise SystemExit(found.exit)
-
-
-def plain(text: str) -> str:
-    """What comes from a file, its name too, forges no line of ours."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def say_plainly(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(plain(line))
 
 
 def answer(**facts: Any) -> None:
     """What a command found, for ``--json``; said in words all the same."""
-    context = click.get_current_context(silent=True)
-    if context is not None and _KEY in context.meta:
-        context.meta[_KEY].update(facts)
+    if wanted():
+        click.get_current_context().meta[_KEY].update(facts)
 
 
 def wanted() -> bool:

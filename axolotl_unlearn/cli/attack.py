@@ -40,42 +40,33 @@ def _parts(kind: type) -> Callable:
     return parse
 
 
-def device(_: Any, __: click.Parameter, given: str | None) -> str:
-    return device_name(given)
-
-
 def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Callable:
     return click.option(name, default=value, help=says, **more)
 
 
-_CONTROL = click.option("--control", help="A model that never saw the forget set, attacked alike.")
-_DEVICE = click.option("--device", callback=device, help="[default: the accelerator, else cpu]")
-_DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0])
+CONTROL = click.option("--control", help="A model that never saw the forget set, attacked alike.")
+DEVICE = click.option("--device", callback=lambda _, __, given: device_name(given),
+                       help="[default: the accelerator, else cpu]")  # fmt: skip
+DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0])
 _JOIN = _default("--join", " ", "Between input and output.", show_default="a space")
 _SEED = _default("--seed", 0)
 
 
-def _options(says: str, *more: Callable) -> Callable:
-    """Arguments that attacks share; ``says`` of ``--data``."""
+def _common(function: Callable) -> Callable:
+    """Arguments that attacks share."""
     options = [
         click.argument("model"),
-        data_option(says),
+        data_option("Folder with forget.jsonl (and retain.jsonl)."),
         out_option("out/attacks", ATTACKED),
-        _CONTROL,
-        *more,
-        _DEVICE,
-        _DTYPE,
+        CONTROL,
+        click.option("--limit", type=int, help="Ask about so many rows only."),
+        _default("--max-new-tokens", 128, type=COUNT),
+        _default("--batch-size", 32, type=COUNT),
+        *(_JOIN, DEVICE, DTYPE),
     ]
-    return lambda function: functools.reduce(lambda f, o: o(f), reversed(options), function)
+    return functools.reduce(lambda f, o: o(f), reversed(options), function)
 
 
-_common = _options(
-    "Folder with forget.jsonl (and retain.jsonl).",
-    click.option("--limit", type=int, help="Ask about so many rows only."),
-    _default("--max-new-tokens", 128, type=COUNT),
-    _default("--batch-size", 32, type=COUNT),
-    _JOIN,
-)
 _ASKED = ("model", "control", "max_new_tokens", "batch_size", "join", "device", "dtype")
 
 
@@ -184,7 +175,7 @@ def _members(function: Callable) -> click.Command:
     @click.argument("models", nargs=-1)
     @data_option("Folder with member.jsonl and nonmember.jsonl (and retain.jsonl).")
     @out_option("out/attacks", ATTACKED)
-    @_CONTROL
+    @CONTROL
     @click.option("--attacks", "names", help="Names with commas between, or all.  [see --list]")
     @click.option(
         "--extension", "extensions", multiple=True, help="A module that registers more attacks."
@@ -193,8 +184,8 @@ def _members(function: Callable) -> click.Command:
     @click.option("--limit", type=int, help="So many texts of each kind only.")
     @_SEED
     @_JOIN
-    @_DEVICE
-    @_DTYPE
+    @DEVICE
+    @DTYPE
     @functools.wraps(function)
     def run(models: tuple[str, ...], out: Path, names: str | None, listed: bool,
             extensions: tuple[str, ...], **options: Any) -> None:  # fmt: skip
@@ -208,10 +199,8 @@ def _members(function: Callable) -> click.Command:
             show(*map(str, some))
             return
         if not models:
-            raise UnlearnError(
-                "name at least one model to attack: a folder, or NAME=FOLDER.",
-                code="attack.no-model",
-            )
+            says = "name at least one model to attack: a folder, or NAME=FOLDER."
+            raise UnlearnError(says, code="attack.no-model")
         made = []
         for file in attack_models(models, some, kind=kind, **options):
             made.append({"file": save(out, file), **file})

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import COUNT, PATH, answer, show
+from axolotl_unlearn.cli._options import COUNT, PATH, Answer
 
 
 @click.command("audit")
@@ -19,7 +19,7 @@ from axolotl_unlearn.cli._options import COUNT, PATH, answer, show
 @click.option("--max-new-tokens", type=COUNT, default=128)
 @click.option("--device", help="Of a folder.  [default: the accelerator, else cpu]")
 @click.option("--dtype", help="Of a folder.  [float32 on cpu, else the checkpoint's own]")
-def command(documents: Path, out: Path, **options: Any) -> None:
+def command(documents: Path, out: Path, **options: Any):
     """Say of each of DOCUMENTS whether a model says, recites or recognises it.
 
     DOCUMENTS are JSON lines of `question` and `answer`, or of `document`. No training data and no
@@ -36,5 +36,4 @@ def command(documents: Path, out: Path, **options: Any) -> None:
 
     found = audit_documents(documents, **options)
     write_json(out, found, private=True)
-    answer(file=out, **found)
-    show(*shown(out, found))
+    return Answer({"file": out, **found}, shown(out, found))

@@ -7,19 +7,19 @@ from typing import Any
 
 import click
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, FILE, PATH, Answer
 
 
 @click.command("augment")
 @click.argument("kind", type=click.Choice(["idk", "alternatives"]))
-@click.argument("config", type=_FILE)
-@click.option("--out", type=click.Path(path_type=Path), help="[out/augment/KIND.jsonl]")
+@click.argument("config", type=FILE)
+@click.option("--out", type=PATH, help="[out/augment/KIND.jsonl]")
 @click.option("--model", help="Writes alternatives; default: base_model of CONFIG.")
-@click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
+@click.option("--number", type=COUNT, default=1, show_default=True, help="A row.")
 @click.option("--seed", type=int, default=42, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
-def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
+@click.option("--temperature", type=ABOVE_ZERO, default=1.0)
+@click.option("--max-new-tokens", type=COUNT, default=128, show_default=True)
+def command(kind: str, config: Path, out: Path | None, **options: Any):
     """Write other answers to the forget rows of CONFIG.
 
     \b
@@ -33,14 +33,15 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """
     from rich.progress import track
 
-    from axolotl_unlearn.cli._options import answer, say
     from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.data.augment import augment
 
     out = out or Path("out/augment") / f"{kind}.jsonl"
     shown = lambda rows: track(rows, description=kind, transient=True)  # noqa: E731
     rows, forget = augment(kind, read_config(config), out, progress=shown, **options)
-    answer(file=out, rows=rows, forget=forget)
-    say(f"{out}: {rows} rows for {forget} forget rows.")
     entry = f"{{path: {out}, ds_type: json, type: axolotl_unlearn.data.alternative}}"
-    say(f"In `datasets:` of the config: {entry}")
+    said = [
+        f"{out}: {rows} rows for {forget} forget rows.",
+        f"In `datasets:` of the config: {entry}",
+    ]
+    return Answer({"file": out, "rows": rows, "forget": forget}, said)

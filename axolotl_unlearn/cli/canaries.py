@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FILE, answer, out_option, say
+from axolotl_unlearn.cli._options import FILE, Answer, out_option
 
 
 @click.command("canaries")
 @click.argument("rows", type=FILE)
 @out_option("canaries", "Folder for train.jsonl and canaries.jsonl.")
-def command(rows: Path, out: Path) -> None:
+def command(rows: Path, out: Path):
     """Toss a coin for each of ROWS before training: later an exact test of what was forgotten.
 
     ROWS are like yours, used nowhere else (made-up customers among customers), 60 or more. Train on
@@ -28,5 +28,5 @@ def command(rows: Path, out: Path) -> None:
     from axolotl_unlearn.evaluation.canaries import draw
 
     train, key = draw(rows, out)
-    answer(train=train, canaries=key)
-    say(f"Train on {train}, and forget it later.", f"Keep {key} from whoever trains.")
+    said = [f"Train on {train}, and forget it later.", f"Keep {key} from whoever trains."]
+    return Answer({"train": train, "canaries": key}, said)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, answer, fitted, say
+from axolotl_unlearn.cli._options import PATH, answer, fitted, show
 
 
 @click.command("check")
@@ -16,12 +16,13 @@ from axolotl_unlearn.cli._options import PATH, answer, fitted, say
               help="Also tokens, plan, memory and Axolotl's own checks.")  # fmt: skip
 @click.option(
     "--show",
+    "rows",
     type=click.IntRange(0),
     default=0,
     metavar="N",
     help="Print N rows of each side as the model will read them.",
 )
-def command(config: Path, full: bool | None, show: int) -> None:
+def command(config: Path, full: bool | None, rows: int) -> None:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
     Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
@@ -45,9 +46,9 @@ def command(config: Path, full: bool | None, show: int) -> None:
         from axolotl_unlearn.checks.report import check
 
         full = "axolotl.cli.main" in sys.modules if full is None else full
-        faults, summary, facts = check(config, full, show)
+        faults, summary, facts = check(config, full, rows)
     answer(ready=not faults, faults=faults, **facts)
-    say(*map(fitted, summary))
+    show(*summary)
     for fault in faults:
         click.secho(fitted(f"  ✗ {fault}"), fg="red", err=True)
     if faults:

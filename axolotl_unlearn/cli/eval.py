@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FILE, PATH, answer, read_json, say, show
+from axolotl_unlearn.cli._options import FILE, PATH, Answer, read_json
 
 BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 
@@ -31,7 +31,7 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.option("--store", type=PATH, help="Measurements of several evaluations.  [OUT/cache]")
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> None:
+def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options):
     """Evaluate MODELS on a data folder; write OUT/results.json and print the table.
 
     A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
@@ -57,11 +57,11 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
-    file = out / "results.json"
-    judged = answer_of(out)
-    answer(file=file, **read_json(file), verdicts=judged.labels)
-    show(table(judged))
-    say(*judged.reasons)
-    found = read_json(file)["models"]
-    say(*(f"{one['name']}: {one['canaries']['sentence']}" for one in found if "canaries" in one))
-    say(f"Results: {file} (page: axolotl-unlearn report {out})")
+    found, judged = read_json(file := out / "results.json"), answer_of(out)
+    coins = [one for one in found["models"] if "canaries" in one]
+    said = [
+        *(table(judged), *judged.reasons),
+        *(f"{one['name']}: {one['canaries']['sentence']}" for one in coins),
+        f"Results: {file} (page: axolotl-unlearn report {out})",
+    ]
+    return Answer({"file": file, **found, "verdicts": judged.labels}, said)

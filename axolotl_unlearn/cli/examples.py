@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FOLDER, answer, say
+from axolotl_unlearn.cli._options import FOLDER, Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
 
 @click.command("examples")
 @click.argument("out", type=FOLDER, default=Path("examples"), required=False)
-def command(out: Path) -> None:
+def command(out: Path):
     """Write the example configs and their data into the folder OUT.
 
     Their paths begin where the command is run. OUT must not exist.
@@ -37,5 +37,5 @@ def command(out: Path) -> None:
         if path.suffix in (".yml", ".md"):
             raw = raw.replace(b"examples/", f"{out.as_posix()}/".encode())
         write(out / path.relative_to(source), raw)
-    answer(folder=out, files=len(files))
-    say(f"{out}: {len(files)} files; {out}/README.md lists the configs.")
+    said = f"{out}: {len(files)} files; {out}/README.md lists the configs."
+    return Answer({"folder": out, "files": len(files)}, [said])

@@ -10,7 +10,7 @@ from string import Template
 import click
 import yaml
 
-from axolotl_unlearn.cli._options import PATH, answer, fitted, say
+from axolotl_unlearn.cli._options import PATH, Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
@@ -36,7 +36,7 @@ _NEEDS = {
 @click.option("--data", type=PATH, help="request: the rows of the fine-tuning run.")
 @click.option("--output-dir", help="[out/unlearned; request: out/finetuned]")
 @click.option("--out", type=PATH, help="[unlearn.yml]")
-def command(kind: str, out: Path | None, **given) -> None:
+def command(kind: str, out: Path | None, **given):
     """Write a commented config that `axolotl-unlearn check` and `axolotl train` take.
 
     Says how the rows are read, by the fields that they have, and shows the first one as the model
@@ -62,12 +62,14 @@ def command(kind: str, out: Path | None, **given) -> None:
     default = "out/finetuned" if kind == "request" else "out/unlearned"
     given["output_dir"] = given["output_dir"] or default
     text, said = _config(kind, given, out)
-    first = _first_rows(text)
+    from axolotl_unlearn.checks.estimate import first_rows
+
+    # As the model will read them, if its tokenizer is here.
+    first = first_rows(cfg) if (cfg := yaml.safe_load(text)).get("unlearn") else []
     write(out, text)
-    answer(config=out, rows=said)
-    say(*map(fitted, [f"{out} is written.", *said, *first]))
-    ways = {"request": f"axolotl train {out}"}
-    click.echo(f"Next: {ways.get(kind, f'axolotl-unlearn check {out}')}")
+    then = f"axolotl train {out}" if kind == "request" else f"axolotl-unlearn check {out}"
+    lines = [f"{out} is written.", *said, *first, f"Next: {then}"]
+    return Answer({"config": out, "rows": said}, lines)
 
 
 def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
@@ -122,11 +124,3 @@ def _flow(block: dict) -> str:
 def _scalar(text: str) -> str:
     """As YAML reads it: a path may hold ": "."""
     return yaml.safe_dump([text], default_flow_style=True, width=1000).strip()[1:-1]
-
-
-def _first_rows(config: str) -> list[str]:
-    """The first row of each side as the model will read it, if its tokenizer is here."""
-    from axolotl_unlearn.checks.estimate import first_rows
-
-    cfg = yaml.safe_load(config)
-    return first_rows(cfg) if cfg.get("unlearn") else []

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, answer, read_json, say_plainly, show
+from axolotl_unlearn.cli._options import PATH, Answer, read_json
 
 
 @click.command("report")
 @click.argument("folder", type=PATH)
 @click.option("--out", type=PATH, help="Page to write [FOLDER/report.html].")
 @click.option("--attacks", type=PATH, help="More files of `axolotl-unlearn attack`.")
-def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
+def command(folder: Path, out: Path | None, attacks: Path | None):
     """Write the HTML report of an evaluation and print its table.
 
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
@@ -29,6 +29,5 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     judged = answer_of(results, extras["attack_results"])
-    answer(page=page, file=file, **read_json(file), verdicts=judged.labels)
-    show(table(judged))
-    say_plainly([*judged.reasons, f"Report: {page}"])
+    facts = {"page": page, "file": file, **read_json(file), "verdicts": judged.labels}
+    return Answer(facts, [table(judged), *judged.reasons, f"Report: {page}"])

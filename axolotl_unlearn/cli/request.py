@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
@@ -13,17 +10,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import (
-    COUNT,
-    PATH,
-    Answer,
-    answer,
-    few_logs,
-    lines,
-    one_value,
-    printed,
-    say_plainly,
-)
+from axolotl_unlearn.cli._options import COUNT, PATH, Answer, few_logs, lines, one_value, show
 from axolotl_unlearn.errors import UnlearnError, counted
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -32,23 +19,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 _FOLDER = click.argument("folder", type=PATH)
 
 
-class _Resumed(click.Group):
-    """After Ctrl-C, what to do is said: no command leaves half of anything behind."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            resumed = ctx.invoked_subcommand in ("run", "erase")
-            goes = "goes on where it stopped" if resumed else "begins again"
-            if ctx.invoked_subcommand == "run":
-                goes += ": what is done is kept, a training that was stopped begins again"
-            answer(error=(says := f"stopped; the same command {goes}."))
-            click.echo(f"\n{says}", err=True)
-            raise SystemExit(128 + signal.SIGINT) from None
-
-
-@click.group(cls=_Resumed)
+@click.group()
 def command() -> None:
     """Delete rows of the training data from a fine-tuned model, with a record of it.
 
@@ -57,11 +28,6 @@ def command() -> None:
     axolotl-unlearn request run requests/1
     axolotl-unlearn request audit MODEL requests/  later: is anything back?
     """
-
-
-@command.result_callback()
-def _print(found: Answer, **_: Any) -> None:
-    printed(found)
 
 
 def _pairs(
@@ -86,15 +52,6 @@ def _outside(_: click.Context, option: click.Parameter, given: Path | None) -> P
             says = f"{option.opts[0]} {given} is in the folder of a request; name another place."
             raise UnlearnError(says, code="requests.inside-request")
     return given
-
-
-def _quietly() -> None:
-    """No warnings of kernels that nobody asks for here either."""
-    few_logs()
-    # What is deleted is nobody's business; without a network it also waits for ever at the end.
-    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
-    logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
-    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
 
 
 @command.command("new")
@@ -126,7 +83,7 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     axolotl-unlearn request new finetune.yml --person @names.txt --out requests/2
     axolotl-unlearn request new finetune.yml --subjects w.jsonl --out requests/3
     """
-    _quietly()
+    few_logs()
     from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
     from axolotl_unlearn.requests.new import Options, new_request
 
@@ -157,7 +114,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     def kept(count: int, one: str, more: str) -> str:
         return counted(count, f"retained row {one}", f"retained rows {more}")
 
-    for name in speaking([out.name, *(one.name for one in options.subjects)], Wanted()):
+    for name in speaking([out.name, *options.subjects], Wanted()):
         yield f"{name!r} stands in every record and export: take a number if it names anybody."
     yield (
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
@@ -192,10 +149,9 @@ def plan(folder: Path):
     the cheapest exact way, or `match`.
     """
     few_logs()
-    from axolotl_unlearn.data.records import read_json_lines
     from axolotl_unlearn.requests import ways
     from axolotl_unlearn.requests.new import LEAST_HELDOUT
-    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.request import Request, lines_of
     from axolotl_unlearn.requests.verdict import needed
 
     request = Request.load(folder)
@@ -207,9 +163,8 @@ def plan(folder: Path):
         else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
         for cost in costs
     ]
-    forget = request.path("data", "forget.jsonl")
-    rows = read_json_lines(forget) if forget.is_file() else []
-    documents = len({row["id"] for row in rows})  # of a long text there are several
+    # Of a long text there are several rows.
+    documents = len({row["id"] for row in lines_of(request.folder, "forget")})
     match = any(cost.way == "match" and not cost.closed for cost in costs)
     if few := match and needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
@@ -234,7 +189,7 @@ def run(folder: Path, **given: Any):
     model of `axolotl-unlearn shards train`, which is exact too. `match` unlearns. `auto` takes the
     cheapest exact way (see `request plan`), or `match` where none is open.
     """
-    _quietly()
+    few_logs()
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
@@ -351,7 +306,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         facts |= planned.facts()
         if not yes:
             return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
-        say_plainly(said)  # before anything goes
+        show(*said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
         count = places_left(erasing.erase(planned))
     left = "whether deleted texts are left was not searched"
@@ -456,9 +411,11 @@ def sign(folder: Path, private_key: Path):
       openssl ec -in key.pem -pubout -out key.pub
       axolotl-unlearn request sign requests/2026-001 --key key.pem
     """
-    from axolotl_unlearn.requests.record import sign
+    from axolotl_unlearn.requests.record import RECORD, read, sign_file
+    from axolotl_unlearn.requests.request import home
 
-    made = sign(folder, private_key)
+    read(folder)
+    made = sign_file(home(folder) / RECORD, private_key)
     return Answer({"signature": made}, [f"Signature: {made}"])
 
 
@@ -478,8 +435,7 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     if (rows is None) != (out is None):
         says = "--rows and --out belong together; give both or none."
         raise UnlearnError(says, code="requests.rows-and-out")
-    unlisted: list[str] = []
-    path, count, new = rows_of.suppress(requests_dir, unlisted)
+    path, count, new, unlisted = rows_of.suppress(requests_dir)
     facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
     said = [f"{path}: {counted(count, 'digest')}, new: {new}"]
     if rows is not None and out is not None:
@@ -487,10 +443,8 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
         facts |= {"rows": out, "kept": kept, "left_out": gone}
         said.append(f"{out}: {counted(kept, 'row')} of {rows}; left out, deleted before: {gone}")
     if unlisted:
-        raise UnlearnError(
-            f"{'; '.join(said)}; but nothing of request {unlisted[0]} can be put on the list: its "
-            "rows have no text, or only those of kept rows; take care yourself that they are not "
-            "learned again.",
-            code="requests.nothing-suppressed",
-        )
+        says = f"{'; '.join(said)}; but nothing of request {unlisted[0]} can be put on the list"
+        why = "its rows have no text, or only those of kept rows"
+        cure = "take care yourself that they are not learned again"
+        raise UnlearnError(f"{says}: {why}; {cure}.", code="requests.nothing-suppressed")
     return Answer(facts, said)

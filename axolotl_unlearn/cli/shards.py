@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import COUNT, FILE, PATH, Answer, few_logs, printed
+from axolotl_unlearn.cli._options import COUNT, FILE, PATH, Answer, few_logs
 
 
 @click.group()
@@ -20,7 +20,7 @@ def command() -> None:
 @click.option("--out", required=True, type=PATH, help="Folder to make; model/ is the result.")
 @click.option("--count", default=8, type=COUNT, help="Shards.")
 @click.option("--threads", type=COUNT, help="Of a training.  [all cores]")
-def train(config: Path, by: str, out: Path, count: int, threads: int | None) -> None:
+def train(config: Path, by: str, out: Path, count: int, threads: int | None):
     """One adapter for each shard of CONFIG's rows, and a router; goes on if stopped.
 
     CONFIG is one of plain `axolotl train` with `adapter: lora`. Rows that are nobody's (without a
@@ -36,4 +36,4 @@ def train(config: Path, by: str, out: Path, count: int, threads: int | None) -> 
         f"Rows of the shards (0 is nobody's): {', '.join(f'{n}: {rows[n]}' for n in rows)}.",
         f"Trained: {len(trained)} of {len(rows)}. Model: {out / 'model'}",
     ]
-    printed(Answer({"model": out / "model", "rows": rows, "trained": trained}, said))
+    return Answer({"model": out / "model", "rows": rows, "trained": trained}, said)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
-from itertools import pairwise
+from argparse import ArgumentParser
 from pathlib import Path
 
 import click
 
 from axolotl_unlearn.cli._options import answer, read_json, wanted
 from axolotl_unlearn.errors import UnlearnError
+
+#: Options of lm_eval that are looked at here.
+_LOOKED = ArgumentParser(add_help=False, allow_abbrev=False)
+_LOOKED.add_argument("--tasks", "-t", nargs="+", default=[])
+_LOOKED.add_argument("--include_path")
+_LOOKED.add_argument("--output_path", "-o")
 
 
 @click.group()
@@ -44,25 +49,22 @@ def run(arguments: tuple[str, ...]) -> None:
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())
         return
-    given = _apart(map(_base_and_adapter, arguments))
+    looked, given = _LOOKED.parse_known_args([*map(_base_and_adapter, arguments)])
+    tasks = [name for word in looked.tasks for name in word.split(",") if name]
     from lm_eval.__main__ import cli_evaluate
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
-    for number, word in enumerate(given[1:], 1):
-        # lm_eval takes a folder of the working folder for the task that it is named like: a name
-        # that stands there twice it looks up.
-        named = given[number - 1] in _TASKS and Path(word).is_dir()
-        if named and not any(Path(word).glob("*.yaml")):
-            given[number] = f"{word},{word}"
-    if _after(given, "--include_path") is None:
-        given += ["--include_path", str(task_folder())]
-    before = sys.argv
+    # lm_eval takes a folder of the working folder for the task that it is named like: a name that
+    # stands there twice it looks up.
+    twice = [one for one in tasks if Path(one).is_dir() and not any(Path(one).glob("*.yaml"))]
+    place, before = looked.include_path or str(task_folder()), sys.argv
+    given += [*(["--tasks", *tasks, *twice] if tasks else []), "--include_path", place]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if wanted() and _after(given, "--output_path") is None:
-                given += ["--output_path", folder]
+            if out := looked.output_path or folder * wanted():
+                given += ["--output_path", out]
             sys.argv = ["lm_eval", *given]
             cli_evaluate()
             answer(results=[read_json(path) for path in Path(folder).rglob("results_*.json")])
@@ -71,7 +73,7 @@ def run(arguments: tuple[str, ...]) -> None:
     except Exception as error:
         if click.get_current_context().find_root().params.get("debug"):
             raise
-        if unknown := _unknown(given):
+        if unknown := _unknown(tasks, place):
             ours = sorted(p.name for p in task_folder().iterdir() if (p / "utils.py").is_file())
             says, cure = f"lm_eval knows no task {unknown[0]!r}", f"ours are {', '.join(ours)}"
             raise UnlearnError(f"{says}; {cure}.", code="tasks.unknown") from None
@@ -103,28 +105,10 @@ def _base_and_adapter(word: str) -> str:
     return word.replace(found[0], f"pretrained={spec.model},peft={spec.adapter}{more}")
 
 
-_TASKS = ("--tasks", "-t")
-
-
-def _apart(words: Iterable[str]) -> list[str]:
-    """``--tasks=NAME`` as two words, and others that are looked at here."""
-    made: list[str] = []
-    for word in words:
-        option, equals, value = word.partition("=")
-        looked = equals and option in (*_TASKS, "--include_path", "--output_path")
-        made += [option, value] if looked else [word]
-    return made
-
-
-def _after(words: list[str], *options: str) -> str | None:
-    return next((after for word, after in pairwise(words) if word in options), None)
-
-
-def _unknown(words: list[str]) -> list[str]:
-    """Names after ``--tasks`` that lm-eval cannot find."""
+def _unknown(tasks: list[str], place: str) -> list[str]:
+    """Names of tasks that lm-eval cannot find."""
     from lm_eval.tasks import TaskManager
 
-    asked = (_after(words, *_TASKS) or "").split(",")
-    names = [name for name in asked if name and "/" not in name]
-    manager = TaskManager(include_path=_after(words, "--include_path")) if names else None
+    names = [name for name in tasks if "/" not in name]
+    manager = TaskManager(include_path=place) if names else None
     return [name for name in names if not manager.match_tasks([name])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import COUNT, FILE, PATH, answer, say
+from axolotl_unlearn.cli._options import COUNT, FILE, PATH, Answer
 
 
 @click.command("teacher")
@@ -19,7 +19,7 @@ from axolotl_unlearn.cli._options import COUNT, FILE, PATH, answer, say
 @click.option("--out", type=PATH, default=Path("out/teacher"))
 @click.option("--start", is_flag=True, help="Also the start, halfway to the teacher: OUT-start.")
 @click.option("--bf16/--no-bf16", default=None, help="[CONFIG's]")
-def command(config: Path, out: Path, start: bool, **given: Any) -> None:
+def command(config: Path, out: Path, start: bool, **given: Any):
     """Make the teacher of `match`: CONFIG's base, tuned briefly on retained rows.
 
     CONFIG is the one that made the model. Its base has seen none of its documents; a pass over
@@ -35,22 +35,22 @@ def command(config: Path, out: Path, start: bool, **given: Any) -> None:
 
     original = original_of(config) if start else None
     cost = make_teacher(config, out, start=start, **given)
-    answer(model=out, **cost)
-    say(
+    said = (
         f"{out}: {cost['rows']} of {cost['available']} retained rows, {cost['passes']} "
         f"pass{'es' * (cost['passes'] > 1)}, {cost['seconds']:.0f} s."
     )
     base, adapter = cost["base"], cost["adapter"]
     where = f"{{model: {base}, adapter: {out}}}" if adapter else f"{{model: {out}}}"
     if original is None:
-        say(f"In the config that forgets: {{objective: match, reference: {where}}}")
-        return
+        then = [f"In the config that forgets: {{objective: match, reference: {where}}}"]
+        return Answer({"model": out, **cost}, [said, *then])
     made = make_start(original, cost, out)
     kept = f"{{model: {base}, adapter: {original}}}" if adapter else str(original)
     rate = read_config(config).get("learning_rate")
-    say(
+    then = (
         f"In the config that forgets:\n\nbase_model: {made}\nunlearn:\n  preset: never-seen\n"
         f"  teacher: {where if adapter else out}\n  original: {kept}\n"
         "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw\n"
         f"learning_rate: {rate}   # that of {config.name}\nnum_epochs: 10"
     )
+    return Answer({"model": out, **cost}, [said, *then.splitlines()])

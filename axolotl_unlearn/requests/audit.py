@@ -172,8 +172,7 @@ def audit_requests(
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
     settings = Settings()
-    for entry in ledger.accepted():
-        folder = ledger.folder / entry["request"]
+    for folder in (ledger.folder / name for name in ledger.accepted()):
         try:
             statement = read(folder)
             compare_files(folder, statement, ledger, ("eval-data/", "eval/results.json"))

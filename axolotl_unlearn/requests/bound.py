@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.device import hardware
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import cached_on_hub
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.request import digest, fault
@@ -65,11 +64,8 @@ def require(
         UnlearnError: The first that differs, by its name; or nothing was written down.
     """
     if known is None:
-        raise UnlearnError(
-            f"{where} was made by an earlier version, which did not write down what its training "
-            "stands on; make the request again.",
-            code="requests.not-bound",
-        )
+        says = f"{where} was made by an earlier version, which did not write down what its training"
+        raise fault("requests.not-bound", f"{says} stands on; make the request again.")
     for part in parts:
         before, after = known.get(part), now.get(part)
         if before != after:

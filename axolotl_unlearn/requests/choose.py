@@ -22,6 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus, fold
 from axolotl_unlearn.requests.request import fault, one_line
+from axolotl_unlearn.requests.search import leaves
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -92,11 +93,8 @@ def require(wanted: Wanted) -> None:
     """Raises `UnlearnError`: nothing is named."""
     parts = (wanted.where, wanted.contains, wanted.documents, wanted.people)
     if not (wanted.rows or any(map(any, parts))):
-        raise UnlearnError(
-            "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
-            "--rows FILE or --documents IDS.",
-            code="choose.nothing-named",
-        )
+        ways = "--person NAME, --where FIELD=VALUE, --contains TEXT, --rows FILE or --documents IDS"
+        raise fault("choose.nothing-named", f"say which rows to delete: {ways}.")
 
 
 def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> list[Source]:
@@ -136,7 +134,7 @@ def _named_by(
 
     def saying(text: str) -> Fits:
         told = text.strip()
-        return lambda row: bool(told) and any(text in normal_form(t) for _, t in _fields(row.row))
+        return lambda row: any(told and text in normal_form(str(t)) for _, t in leaves(row.row))
 
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
@@ -151,11 +149,9 @@ def _named_by(
         known, asked = {row_form(row.row) for row in rows}, list(read_rows(wanted.rows))
         forms = {row_form(row) for _, row in asked}
         if strange := [place for place, row in asked if row_form(row) not in known]:
-            raise UnlearnError(
-                f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
-                "training data; give them as they stand there.",
-                code="choose.strange-row",
-            )
+            says = f"{len(strange)} of {len(asked)} rows are not in the training data"
+            where, cure = f"{wanted.rows}, {strange[0]}", "give them as they stand there"
+            raise fault("choose.strange-row", f"{where}: {says}; {cure}.")
         fits = lambda row: row_form(row.row) in forms  # noqa: E731
         yield fits, f"--rows {wanted.rows} has no rows; name others."
     for name in wanted.documents:
@@ -223,8 +219,8 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
             for row in others
             for other in {
                 key
-                for key, text in _fields(row.row)
-                if _same(text, value) or _same(text.lstrip("0"), value)
+                for key, text in leaves(row.row)
+                if _same(str(text), value) or _same(str(text).lstrip("0"), value)
             }
         )
         offered.fields.update({f"{other}={value}": count for other, count in held.items()})
@@ -233,18 +229,6 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
 
 def _corpus(rows: Sequence[Source]) -> Corpus:
     return Corpus((row.id, list(strings(row.row))) for row in rows)
-
-
-def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of a row by its way, as `values_at` takes it."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _fields(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _fields(part, name)
-    elif value is not None:
-        yield name, str(value)
 
 
 #: 1.777e3 is one and 1e+22; 12e4 may be an id.
@@ -293,16 +277,9 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
 _KEYS = {"person": "people", "contains": "contains", "documents": "documents"}
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Who asked, under a name that says nothing, and for which rows."""
-
-    name: str
-    wanted: Wanted
-
-
-def read_subjects(path: Path) -> list[Subject]:
-    """Lines ``{"subject": "T-17", "person": "Ada Quill"}`` of a file of rows.
+def read_subjects(path: Path) -> dict[str, Wanted]:
+    """Who asked, under a name that says nothing, and for which rows: lines ``{"subject": "T-17",
+    "person": "Ada Quill"}`` of a file of rows.
 
     Keys beside ``subject`` are the options of `request new`: ``person``, ``contains``,
     ``documents`` (a text or a list) and ``where`` (an object).
@@ -310,17 +287,15 @@ def read_subjects(path: Path) -> list[Subject]:
     Raises:
         UnlearnError: A line names nothing, has another key, or a subject occurs twice.
     """
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, Wanted] = {}
     for place, row in read_rows(path):
         name = "" if row.get("subject") is None else str(row["subject"])
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
         plain = name.strip(".") and Path(name).name == name and name.isprintable()
         if not plain or len(name.encode()) > 255 or name in subjects:  # it is that of a folder
-            raise UnlearnError(
-                f"{path}, {place}: `subject` is missing, too long, not a plain name, or that of "
-                "another line; give each subject a name of its own, such as a number.",
-                code="choose.subject-name",
-            )
+            says = f"{path}, {place}: `subject` is missing, too long, no plain name, or that of "
+            cure = "give each subject a name of its own, such as a number"
+            raise fault("choose.subject-name", f"{says}another line; {cure}.")
         where = row.get("where") or {}
         if not isinstance(where, Mapping):
             says = f"{path}, {place}: `where` is no object"
@@ -333,35 +308,37 @@ def read_subjects(path: Path) -> list[Subject]:
         for key, part in _KEYS.items():
             several = row[key] if isinstance(row.get(key), list) else [row.get(key)]
             parts[part] = [str(one) for one in several if one is not None]
-        subjects[name] = Subject(name, Wanted(**parts))
+        subjects[name] = Wanted(**parts)
     if not subjects:
         raise UnlearnError(f"{path} has no subjects; write one a line.", code="choose.no-subject")
-    return list(subjects.values())
+    return subjects
 
 
-def together(subjects: Sequence[Subject]) -> Wanted:
+def together(subjects: Mapping[str, Wanted]) -> Wanted:
     """What they ask for as one."""
     parts = ("where", *_KEYS.values())
-    return Wanted(**{p: [one for s in subjects for one in getattr(s.wanted, p)] for p in parts})
+    each = subjects.values()
+    return Wanted(**{part: [one for s in each for one in getattr(s, part)] for part in parts})
 
 
-def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, list[str]]:
+def shares(subjects: Mapping[str, Wanted], rows: Sequence[Source]) -> dict[str, list[str]]:
     """Ids of the rows of each subject.
 
     Raises:
         UnlearnError: A subject has no row.
     """
-    ids, corpus = {}, _corpus(rows if any(one.wanted.people for one in subjects) else ())
-    for one in subjects:
+    people = any(one.people for one in subjects.values())
+    ids, corpus = {}, _corpus(rows if people else ())
+    for name, wanted in subjects.items():
         try:
-            ids[one.name] = [row.id for row in choose(rows, one.wanted, corpus)]
+            ids[name] = [row.id for row in choose(rows, wanted, corpus)]
         except UnlearnError as error:
-            raise UnlearnError(f"subject {one.name}: {error}", code=error.code) from None
+            raise UnlearnError(f"subject {name}: {error}", code=error.code) from None
     return ids
 
 
 def share_offered(
-    subjects: Sequence[Subject], shares: dict[str, list[str]], rows: Sequence[Source],
+    subjects: Mapping[str, Wanted], shares: dict[str, list[str]], rows: Sequence[Source],
     offered: Offered, more: set[str],
 ) -> None:  # fmt: skip
     """Give offered rows that are deleted, too, to the subjects whose rows or names they are like.
@@ -370,9 +347,9 @@ def share_offered(
         UnlearnError: One is nobody's.
     """
     left = set(more)
-    for one in subjects:
-        own, ids = [row for row in rows if row.id in shares[one.name]], shares[one.name]
-        names = map(normal_form, names_of(own, one.wanted))
+    for subject, wanted in subjects.items():
+        own, ids = [row for row in rows if row.id in shares[subject]], shares[subject]
+        names = map(normal_form, names_of(own, wanted))
         named = {normal_form(name): found for name, found in offered.mentions.items()}
         like = {row for name in names for row in named.get(name, ())}
         like |= {row for row, other in offered.near.items() if other in ids}
@@ -404,9 +381,6 @@ def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
         one_line(name, "an id")
         found = any(one in joined(name) for one in whole)
         if "@" in name or found or asked & {w for w in words(name) if not w.isdigit()}:
-            raise UnlearnError(
-                f"{name!r} names somebody, and as an id it would stand in the record, the ledger "
-                "and every export; take a number.",
-                code="choose.id-names",
-            )
+            says = f"{name!r} names somebody, and as an id it stands in every record and export"
+            raise fault("choose.id-names", f"{says}; take a number.")
     return [name for name in names if re.search(r"[^\W\d_]{3}", name)]

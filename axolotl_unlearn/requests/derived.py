@@ -20,7 +20,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
 from axolotl_unlearn.requests.erase import size_of
 from axolotl_unlearn.requests.record import read
-from axolotl_unlearn.requests.request import Ledger, Request, digests
+from axolotl_unlearn.requests.request import Ledger, Request, shas
 from axolotl_unlearn.requests.search import Found, forms, walk
 
 #: Files of a model that may say what it was made of; by one of the first three it is known as one.
@@ -67,13 +67,16 @@ class _Known:
 
     def why(self, model: Path, digest: str) -> str:
         """How a model is known; empty where it is not."""
-        if self.digests & {digest, *digests(model)}:
-            return "its weights are those of one"
-        inside = model.name == "merged" or model.name.startswith("checkpoint-")
-        if inside and model.parent.resolve() in self.paths:
-            return f"it is the {model.name} of one"
-        named = (name for name, text in _said(model) if self.says(text, model))
-        return f"{name} names one" if (name := next(named, "")) else ""
+        try:
+            if self.digests & {digest, *shas(model)}:
+                return "its weights are those of one"
+            inside = model.name == "merged" or model.name.startswith("checkpoint-")
+            if inside and model.parent.resolve() in self.paths:
+                return f"it is the {model.name} of one"
+            named = (name for name, text in _said(model) if self.says(text, model))
+            return f"{name} names one" if (name := next(named, "")) else ""
+        except (UnlearnError, OSError) as error:
+            return f"{UNKNOWN}: {error}"
 
 
 def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
@@ -83,7 +86,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out.
     """
     request = Request.load(folder)
-    known, own, found, seen = _known(request), {}, [], Found()
+    known, digests, found, seen = _known(request), {}, [], Found()
     # Folders of models, adapters or weights alone, and GGUF files, but for those of the requests.
     files = walk(places, [request.folder.parent], seen)
     models = dict.fromkeys(
@@ -95,33 +98,23 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
     found += [Derived(one, gone, 0) for one in known.lost]
     for model in models:
         try:
-            own[model] = _digest(model)
+            digests[model] = _digest(model)
         except (UnlearnError, OSError) as error:
             found.append(Derived(model, f"{UNKNOWN}: {error}", size_of(model)))
-    left = [m for m in own if m.resolve() not in known.paths and own[m] not in known.clean]
-    new = True
-    while new:
-        new = []
-        for model in left:
-            try:
-                said = known.why(model, own[model])
-            except (UnlearnError, OSError) as error:
-                said = f"{UNKNOWN}: {error}"
-            if said:
-                new.append(Derived(model, said, size_of(model)))
-        gone = {one.path for one in new}
-        left = [model for model in left if model not in gone]
-        of_one = {one.path for one in new if not one.why.startswith(UNKNOWN)}
+    left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
+    while new := {model: why for model in left if (why := known.why(model, digests[model]))}:
+        left = [model for model in left if model not in new]
+        of_one = {model for model, why in new.items() if not why.startswith(UNKNOWN)}
         known.paths |= {model.resolve() for model in of_one}
-        known.digests |= {own[model] for model in of_one} - {""}
-        found += new
+        known.digests |= {digests[model] for model in of_one} - {""}
+        found += [Derived(model, why, size_of(model)) for model, why in new.items()]
     return sorted(found, key=lambda one: one.path)
 
 
 def _known(request: Request) -> _Known:
     """The models before this request and earlier ones, and what those made: all have its rows."""
     known, ledger = _Known(request.root), Ledger(request.folder.parent)
-    names = [entry["request"] for entry in ledger.accepted()]
+    names = [*ledger.accepted()]
     if request.id not in names:
         raise UnlearnError(
             f"{request.folder} was not carried out; run `axolotl-unlearn request run`."
@@ -148,8 +141,8 @@ def _known(request: Request) -> _Known:
         local = model["before"]["digest"] is not None  # and not on a hub
         if local and "files" not in other.facts["before"] and not place.exists():
             known.lost.append(place)
-    base = digests(request.root / str(request.facts["base"]))
-    known.digests |= files.union(*map(digests, known.paths)) - base - known.clean
+    base = shas(request.root / str(request.facts["base"]))
+    known.digests |= files.union(*map(shas, known.paths)) - base - known.clean
     return known
 
 

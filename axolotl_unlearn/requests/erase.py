@@ -23,7 +23,7 @@ from rich.filesize import decimal as sized
 
 from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.errors import UnlearnError, counted
-from axolotl_unlearn.files import MANIFEST, read_manifest, remove
+from axolotl_unlearn.files import listed, remove
 from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
     ModelSpec,
@@ -41,7 +41,7 @@ from axolotl_unlearn.requests.request import (
     is_held,
     now,
     read_json,
-    weights,
+    shas,
     write_json,
 )
 from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
@@ -205,14 +205,6 @@ def _decoder(models: Iterable[str]) -> Decode | None:
     return None
 
 
-def listed(manifest: Path) -> Iterator[tuple[str, Path]]:
-    """(what it holds, path) of what the run of a list has written and is there, drafts too."""
-    for entry in read_manifest(manifest.parent)["entries"]:
-        path = Path(os.path.normpath(manifest.parent / entry["path"]))
-        drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
-        yield from ((str(entry.get("holds")), p) for p in (path, *drafts) if os.path.lexists(p))
-
-
 # --- erasing -------------------------------------------------------------------------------------
 
 
@@ -246,7 +238,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     planned = Plan(folder, Texts.of(deleted, kept), places, [request.after])
     planned.look()
     found = sorted({*planned.found.left, *planned.found.named})
-    before, files = _models_before(request), {*request.facts["before"].get("files", ())}
+    before, files = [*_models_before(request)], {*request.facts["before"].get("files", ())}
     earlier = _earlier(folder)
     for part in ("removed", "kept"):
         earlier[part] = {(folder / one["path"]).resolve() for one in earlier.get(part, ())}
@@ -418,21 +410,11 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
 # --- what there is ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Before:
-    """A model that has learned the rows, whether it is there, and why it stays."""
-
-    kind: str
-    path: Path
-    there: bool
-    why: str | None = None
-
-
-def _models_before(request: Request) -> list[_Before]:
-    """That of the request; then those that earlier ones began with or made: of a shards folder they
-    go, of others their own `erase` decides."""
-    ledger, found = Ledger(request.folder.parent), []
-    names = [entry["request"] for entry in ledger.accepted()]
+def _models_before(request: Request) -> Iterator[Item]:
+    """Folders of models that have learned the rows: that of the request; then those that earlier
+    ones began with or made: of a shards folder they go, of others their own `erase` decides."""
+    ledger = Ledger(request.folder.parent)
+    names = [*ledger.accepted()]
     for name in names[: names.index(request.id) + 1][::-1]:
         if not (ledger.folder / name / RECORD).is_file():
             continue
@@ -455,8 +437,7 @@ def _models_before(request: Request) -> list[_Before]:
         for kind, path, part, why in models:
             digest, place = known["model"][part]["digest"], Path(path)
             if place.is_dir():
-                found.append(_Before(kind, place, digest in _digests(place), why))
-    return found
+                yield Item(kind, place, 0, why if digest in _digests(place) else _ANOTHER)
 
 
 def _digests(model: Path) -> set[str]:
@@ -465,13 +446,11 @@ def _digests(model: Path) -> set[str]:
     return {weights_digest(ModelSpec("", str(model)), but=one) for one in but}
 
 
-def _model_before(one: _Before, requests: Path, roots: list[Path]) -> Iterator[Item]:
+def _model_before(one: Item, requests: Path, roots: list[Path]) -> Iterator[Item]:
     """Its weights, where they are still those of the record; of an earlier request all of it."""
     old, why = one.path, one.why
     made_here = _owner(old, requests) is not None
-    if not one.there:
-        why = _ANOTHER
-    elif not (why or made_here) and not any(
+    if not (why or made_here) and not any(
         old.resolve().is_relative_to(root.resolve()) for root in roots
     ):
         why = "it is outside the folders that the config writes to; remove it by hand"
@@ -513,7 +492,7 @@ def _is_log(folder: Path) -> bool:
 def _of_run(
     root: Path,
     found: list[Path],
-    before: list[_Before],
+    before: list[Item],
     files: set[str],
     earlier: Mapping[str, Any],
 ) -> Iterator[Item]:
@@ -526,9 +505,9 @@ def _of_run(
     place, ended = root.resolve(), "time" in earlier
     gone, kept = ({*earlier.get(part, ())} for part in ("removed", "kept"))
     mine = [one for one in before if place in (real := one.path.resolve(), *real.parents)]
-    own = {one["sha256"] for one in weights(root).values()}
+    own = shas(root)
     copy = bool(own) and own <= files
-    there = copy or any(one.there for one in mine)
+    there = copy or any(one.why != _ANOTHER for one in mine)
     # Before anything was erased, weights may have been removed by hand.
     bare = not ended and not any(path.suffix in _HOLDS for path in root.iterdir())
 
@@ -543,12 +522,12 @@ def _of_run(
         yield from map(judged, _beside(root))
         if all(one.path.resolve() != place for one in mine):
             kind = "copy of the model before" if copy else "another model"
-            why = None if copy or not there else "it is of the same run; remove it by hand"
-            yield from _model_before(_Before(kind, root, there, why), root, [root])
+            why = "it is of the same run; remove it by hand" if there else _ANOTHER
+            yield from _model_before(Item(kind, root, 0, None if copy else why), root, [root])
     if (root / SHARDS).is_file() and (root / "work").is_dir():
         why = "the shards are being trained" if is_held(root) else None
         yield Item.at("work of the shards", root / "work", why)
-    for _, path in listed(root / MANIFEST):
+    for path in listed(root):
         if path.parent.resolve().is_relative_to(place):
             item = Item.at("listed by its run", path)
             yield item if path in found or not _is_model(root) else judged(item)
@@ -567,7 +546,7 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
                             *(("rows of the request", one, kept) for one in KEPT)):  # fmt: skip
         if (folder / name).is_dir():
             yield Item.at(kind, folder / name, why)
-    done = {entry["request"] for entry in Ledger(requests).accepted()}
+    done = Ledger(requests).accepted()
     for path in found:
         owner, why = _owner(path, requests), None
         if owner is None or path.is_symlink():
@@ -594,7 +573,7 @@ def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterat
 def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], str | None]:
     """Why a place stays; of two reasons the first."""
     ledger, requests = Ledger(request.folder.parent), request.folder.parent
-    current, done = ledger.current() or {}, {entry["request"] for entry in ledger.accepted()}
+    current, done = ledger.current() or {}, ledger.accepted()
     models = [
         (current.get("path"), "it is the current model"),
         ((current.get("base") or {}).get("name"), "the current model stands on it"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from typing import NamedTuple
 
 import regex
@@ -86,7 +86,7 @@ def _latin(word: str) -> str:
 def _sounds(word: str) -> str:
     """Its consonants, each once in a row: what scripts without vowels share with others."""
     heard = [c for c in _latin(word) if c not in "aeiouyw"]
-    return "".join(b for a, b in pairwise(["", *heard]) if a != b)
+    return "".join(one for one, _ in groupby(heard))
 
 
 def _one_script(word: str) -> str:
@@ -217,9 +217,9 @@ class Person:
 
         self.asked = normal_form(name, fold=False).strip()
         parsed = HumanName(self.asked)
-        parts = [_words(part) for part in (parsed.first, parsed.middle, parsed.last)]
+        parts = [WORD.findall(part) for part in (parsed.first, parsed.middle, parsed.last)]
         if not parts[0] or not parts[2]:  # a single name, or a script without spaces
-            parts = [[], [], _words(self.asked)]
+            parts = [[], [], WORD.findall(self.asked)]
         first, middle, last = parts
         self.first, self.middle, self.last = (_ways(part) for part in (first, middle, last))
         self.initial = fold(first[0])[:1] if first else ""
@@ -443,10 +443,6 @@ def _mistaken(words: tuple[str, str], names: tuple[str, str]) -> bool:
         and OSA.distance(words[i], names[i]) <= 1 + len(names[i]) // MISTAKE
         for i in (0, 1)
     )
-
-
-def _words(part: str) -> list[str]:
-    return [found[0] for found in WORD.finditer(part)]
 
 
 def _ways(part: Sequence[str]) -> set[str]:

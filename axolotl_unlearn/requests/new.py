@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import (
     Offered,
-    Subject,
     Wanted,
     choose,
     offer,
@@ -100,7 +99,7 @@ class Options:
     with_mentions: bool = False
     retain: int = RETAIN
     steps: int = 400
-    subjects: Sequence[Subject] = ()
+    subjects: Mapping[str, Wanted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,9 @@ def new_request(
         raise _exists(out)
     require(wanted)
     config = rows_of.read_config(config_path)
-    speaking([out.name, *(one.name for one in options.subjects)], wanted)
+    speaking([out.name, *options.subjects], wanted)
     ledger = Ledger(out.parent)
-    accepted = ledger.accepted()
+    newest = next(reversed(ledger.accepted()), None)
     before = model_before(config, config_path, out.parent, options.model)
     files = weights(Path(before["adapter"] or before["model"])).values()
     trained = rows_of.trained_rows(config_path, out.parent)
@@ -194,7 +193,7 @@ def new_request(
         "digests": {},
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out.resolve()),
-        "after_request": accepted[-1]["request"] if accepted else None,
+        "after_request": newest,
         "limits": [*trained.limits, *limits],
     }
     _make(out, empty)
@@ -299,11 +298,9 @@ def _heldout(
         rows = list({row.id: row for row in given}.values())
         known = {row_form(row.row) for row in trained.rows}
         if seen := [row.id for row in rows if row_form(row.row) in known]:
-            raise UnlearnError(
-                f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "
-                f"first is {seen[0]}); give rows that the model never saw.",
-                code="requests.heldout-seen",
-            )
+            says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
+            cure = f"(the first is {seen[0]}); give rows that the model never saw"
+            raise fault("requests.heldout-seen", f"{says} {cure}.")
     same = offer(forget, rows, wanted).ids if rows else set()
     left = [row for row in rows if row.id not in same]
     limits = []
@@ -339,11 +336,9 @@ def _canaries(
         row = {name: value for name, value in given.items() if name != COIN}
         there = known.get(row_form(row))
         if coin != (there is not None):
-            raise UnlearnError(
-                f"--canaries {path}: the row {row_id(row)} is {'not ' * coin}in the training data, "
-                "against its coin; give the file of the coins that this model was trained by.",
-                code="requests.other-coins",
-            )
+            says = f"the row {row_id(row)} is {'not ' * coin}in the training data, against its coin"
+            cure = "give the file of the coins that this model was trained by"
+            raise fault("requests.other-coins", f"--canaries {path}: {says}; {cure}.")
         if there and there.id not in chosen:
             says = f"--canaries {path}: its rows that were trained on are not to be forgotten"
             cure = "give also `--rows` with the train.jsonl beside it"

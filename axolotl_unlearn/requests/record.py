@@ -43,6 +43,7 @@ from axolotl_unlearn.requests.request import (
     digest,
     fault,
     home,
+    lines_of,
     model_facts,
     now,
     one_line,
@@ -168,12 +169,6 @@ def write(folder: Path | str) -> Path:
     return folder / RECORD
 
 
-def sign(folder: Path | str, private_key: Path | str) -> Path:
-    """Sign the record, and through its subjects the model, with a key of one's own: PEM, EC."""
-    read(folder)
-    return sign_file(home(folder) / RECORD, private_key)
-
-
 def tried(request: Request, verdict: Mapping[str, Any]) -> None:
     """Enter a try into the ledger, whatever came of it; the same one is entered once.
 
@@ -228,21 +223,19 @@ def told(folder: Path | str, recipient: str, day: date) -> None:
         known = [other for other in predicate.get("told", []) if other != one]  # again after a kill
         return {"told": [*known, one]}
 
-    _amend(folder, "told", change)
+    amend(folder, "told", change)
 
 
-def amend(folder: Path | str, event: str, **parts: Any) -> None:
+def amend(
+    folder: Path | str, event: str, change: Callable[[dict], Any] = lambda _: {}, **parts: Any
+) -> None:
     """Change parts of the predicate of a finished record, and say so in the ledger.
 
     The record before stays provable: its digest is in the ledger.
     """
-    _amend(folder, event, lambda predicate: parts)
-
-
-def _amend(folder: Path | str, event: str, change: Callable[[dict], Mapping[str, Any]]) -> None:
     with locked(folder := home(folder)):  # of two at once each would lose what the other has added
         statement = _read(folder, publish=True)
-        statement["predicate"] |= change(statement["predicate"])
+        statement["predicate"] |= parts | change(statement["predicate"])
         _enter(folder, event, statement)
 
 
@@ -351,7 +344,6 @@ def _predicate(
     )
     way = request.way | (read_json(folder / PROOF) or {})
     way = {name: value for name, value in way.items() if name not in ("base", "shards")}
-    tested = request.rows("tested")
     tries = _tries(request, ledger)
     parts = ("request", "time", "outcome", "way", "seed", "options")
     return {
@@ -360,10 +352,7 @@ def _predicate(
             "created": facts["created"],
             "recorded": now(),
             "counts": facts.get("counts", {}),
-            "tested": [
-                ledger.keyed(row["id"])
-                for row in (read_json_lines(tested) if tested.is_file() else ())
-            ],
+            "tested": [ledger.keyed(row["id"]) for row in lines_of(folder, "tested")],
             "chosen": {k: n for k, n in facts.get("chosen", {}).items() if isinstance(n, int)},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},
@@ -601,11 +590,9 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
         config.use_elliptic_key_signer(private_key=Path(private_key))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = "it is a key of another kind" if type(error) is AttributeError else first_line(error)
-        raise UnlearnError(
-            f"{private_key} cannot sign ({why}); give the PEM file of an elliptic "
-            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`.",
-            code="record.no-signing-key",
-        ) from None
+        cure = "`openssl ecparam -name prime256v1 -genkey -noout -out key.pem`"
+        says = f"{private_key} cannot sign ({why}); give the PEM file of an elliptic curve key"
+        raise fault("record.no-signing-key", f"{says}: {cure}.") from None
     with replacing(made) as draft:
         config.sign(path, draft)
     return made

@@ -47,7 +47,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from axolotl_unlearn import files
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.errors import UnlearnError, plain
+from axolotl_unlearn.store import digest
 
 SCHEMA = 1
 #: How long a start waits for what a killed run of the same folder has left.
@@ -162,6 +164,11 @@ class Request:
         """The folder of the result, before or after it is handed over."""
         made = self.path("work", "model")
         return made if made.is_dir() else self.path("model")
+
+    @property
+    def result(self) -> str:
+        """The result there, likewise."""
+        return self.made(self.newest)
 
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)
@@ -320,11 +327,10 @@ class Ledger:
         killed = entries and key is not None and head == [len(entries) - 1, entries[-1]["previous"]]
         new = any("format" in entry for entry in entries[: -1 if killed else None])
         if not (killed or head == [len(entries), before]) or (new and not bound):
-            raise fault(
-                "ledger.end" if self.path.exists() else "ledger.missing",
-                f"{self.path} has {len(entries)} entries that do not end where {HEAD} says (entry "
-                f"{head[0]}): the end was changed, removed or added; restore both from a copy.",
-            )
+            says = f"{self.path} has {len(entries)} entries that do not end where {HEAD} says"
+            cure = f"(entry {head[0]}): the end was changed, removed or added; restore both"
+            code = "ledger.end" if self.path.exists() else "ledger.missing"
+            raise fault(code, f"{says} {cure}.")
         # An empty ledger is a new one only where no request has a record.
         if not entries and (records := sorted(self.folder.glob("*/record.json"))):
             says = f"{self.path} has no line but {records[0]} is there; restore it."
@@ -373,11 +379,9 @@ class Ledger:
         """
         count = copy["entries"]
         if len(self.entries()) < count or self.head(count)["last"] != copy["last"]:
-            raise fault(
-                "ledger.older-copy",
-                f"{self.path} does not go on from entry {count} of the head that was kept: it is "
-                "an older copy or another ledger; restore the right one.",
-            )
+            says = f"{self.path} does not go on from entry {count} of the head that was kept: it is"
+            cure = "an older copy or another ledger; restore the right one"
+            raise fault("ledger.older-copy", f"{says} {cure}.")
         return f"goes on from entry {count} of the head that was kept"
 
     def head(self, count: int | None = None) -> dict[str, Any]:
@@ -390,16 +394,16 @@ class Ledger:
         """The entries about a request, oldest first."""
         return [entry for entry in self.entries() if entry["request"] == request]
 
-    def accepted(self) -> list[dict[str, Any]]:
-        """The entries of requests that were carried out, oldest first."""
-        return [entry for entry in self.entries() if entry["event"] == "accepted"]
+    def accepted(self) -> dict[str, dict[str, Any]]:
+        """The entries of requests that were carried out, by their names, oldest first."""
+        return {one["request"]: one for one in self.entries() if one["event"] == "accepted"}
 
     def cannot_list(self) -> str | None:
         """A request whose rows are gone, where `erase` has written a list of what is deleted."""
         if not any(entry["event"] == "erased" for entry in self.entries()):
             return None
-        names = [entry["request"] for entry in self.accepted()]
-        return next((name for name in names if not (self.folder / name / "data").is_dir()), None)
+        gone = (one for one in self.accepted() if not (self.folder / one / "data").is_dir())
+        return next(gone, None)
 
     def folders(self) -> list[Path]:
         """Those of all requests that were carried out, oldest first.
@@ -407,7 +411,7 @@ class Ledger:
         Raises:
             UnlearnError: The ledger is broken, or a folder is gone.
         """
-        folders = [self.folder / entry["request"] for entry in self.accepted()]
+        folders = [self.folder / name for name in self.accepted()]
         if gone := [folder for folder in folders if not folder.is_dir()]:
             says = f"{gone[0]} is missing but the ledger knows of it; restore it."
             raise fault("requests.folder-gone", says)
@@ -417,18 +421,17 @@ class Ledger:
         """The model after the last accepted request: path (from here), digest, base."""
         if not (accepted := self.accepted()):
             return None
-        model = accepted[-1]["model"]
+        model = [*accepted.values()][-1]["model"]
         place = self.folder / model["path"]  # the name of a model on a hub stays
         return model | {"path": os.path.normpath(place) if place.exists() else model["path"]}
 
     def refuse_twice(self, request: str) -> None:
         """Raises `UnlearnError`: the request was carried out already."""
-        for entry in self.accepted():
-            if entry["request"] == request:
-                place = f"{entry['time']} ({self.path}, line {entry['entry']})"
-                cure = "make a new one with `axolotl-unlearn request new`"
-                says = f"request {request!r} was carried out on {place}; {cure}."
-                raise fault("requests.run-twice", says)
+        if entry := self.accepted().get(request):
+            place = f"{entry['time']} ({self.path}, line {entry['entry']})"
+            cure = "make a new one with `axolotl-unlearn request new`"
+            says = f"request {request!r} was carried out on {place}; {cure}."
+            raise fault("requests.run-twice", says)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -594,10 +597,8 @@ def is_held(folder: Path) -> bool:
     try:
         with (folder / ".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # nobody has ever kept it
-        pass
+    except OSError as error:  # another one where nobody has ever kept it
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -607,12 +608,6 @@ def cores() -> int:
     return (int(given) if given.isdecimal() else os.cpu_count()) or 1
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def weights(folder: Path) -> dict[str, dict[str, str]]:
     """SHA-256 of each file of weights of a model, adapter or routed folder, as a record writes
     them."""
@@ -620,9 +615,15 @@ def weights(folder: Path) -> dict[str, dict[str, str]]:
     return {str(p.relative_to(folder)): {"sha256": digest(p)} for p in sorted(files)}
 
 
-def digests(model: Path) -> set[str]:
+def shas(model: Path) -> set[str]:
     """SHA-256 of each file of weights: a copy may have another config."""
     return {one["sha256"] for one in weights(model).values()}
+
+
+def lines_of(folder: Path, *parts: str) -> list[dict[str, Any]]:
+    """The rows of those parts of a request that are there."""
+    files = (folder / "data" / f"{part}.jsonl" for part in parts)
+    return [row for file in files if file.is_file() for row in read_json_lines(file)]
 
 
 def read_json(path: Path) -> Any:
@@ -649,14 +650,6 @@ def home(folder: Path | str) -> Path:
 def fault(code: str, says: str) -> UnlearnError:
     """One sentence, on one line whatever is in it."""
     return UnlearnError(plain(says), code=code)
-
-
-def plain(text: str) -> str:
-    """With every character that moves the cursor, breaks the line or turns the order as an escape.
-
-    What comes from a file could else forge a line of ours.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str, option: str) -> str:

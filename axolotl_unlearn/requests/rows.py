@@ -21,11 +21,11 @@ from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
-from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
+from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Ledger, Request, fault, write_lines
+from axolotl_unlearn.requests.request import Ledger, Request, fault, lines_of, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -111,10 +111,8 @@ def once(rows: Iterable[Source]) -> list[Source]:
 
 def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
     if entry.get("shards") or entry.get("preprocess_shards"):
-        raise UnlearnError(
-            f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard; "
-            "write its rows to a file and name that."
-        )
+        says = f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard"
+        raise fault("requests.shard-of-rows", f"{says}; write its rows to a file and name that.")
     first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
@@ -130,11 +128,9 @@ def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, 
             rows = rows[entry["split"] if entry.get("split") in rows else side]
         return [dict(row) for row in rows][first:]
     except Exception as error:  # `datasets` raises what its readers raise
-        raise UnlearnError(
-            f"`{key}[{number}].path: {entry.get('path')}` cannot be read ({type(error).__name__}); "
-            "the rows that made the model are needed.",
-            code="requests.rows-unreadable",
-        ) from None
+        where, why = f"`{key}[{number}].path: {entry.get('path')}`", type(error).__name__
+        says = f"{where} cannot be read ({why}); the rows that made the model are needed."
+        raise fault("requests.rows-unreadable", says) from None
 
 
 @dataclass(frozen=True)
@@ -205,10 +201,8 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         limits.append(f"{twice} rows stand in `datasets` of another type too: {AS_FIRST}")
     if config.get("rl"):
         if config.get("val_set_size"):
-            raise UnlearnError(
-                f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told; name "
-                "them in `test_datasets`."
-            )
+            says = f"{path}: `val_set_size` with `rl`: which rows were held out cannot be told"
+            raise fault("requests.split-of-pairs", f"{says}; name them in `test_datasets`.")
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
@@ -218,11 +212,9 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
     if kept and strange:
-        raise UnlearnError(
-            f"{path}: {strange} prepared rows of the run that made the model ({kept}) differ from "
-            "what the data files say now, so the model was made from other data; give the data of "
-            "then."
-        )
+        says = f"{path}: {strange} prepared rows of the run ({kept}) are not in the data files"
+        cure = "so the model was made from other data; give the data of then"
+        raise fault("requests.other-data", f"{says} as they are, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
     learned = []
@@ -296,11 +288,9 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
         there = kept.is_dir() and any(kept.iterdir())
         if not there:
             if drawn and not held:
-                raise UnlearnError(
-                    "`val_set_size` without a `seed`: Axolotl draws other held-out rows in each "
-                    f"run, and the rows that it prepared ({kept}) are gone; name the held-out rows "
-                    "in `test_datasets`."
-                )
+                says = f"`val_set_size` without a `seed`: the rows that the run prepared ({kept})"
+                cure = "are gone, and each run holds out others; name them in `test_datasets`"
+                raise fault("requests.no-seed", f"{says} {cure}.")
             cfg.dataset_prepared_path = folder
             cfg.val_set_size = 0 if drawn else cfg.val_set_size
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
@@ -433,8 +423,7 @@ DELETED = ("forget", "tested")
 
 def forgotten(request: Request) -> set[str]:
     """Ids of the rows of a request, those of validation data too."""
-    files = [path for part in DELETED if (path := request.rows(part)).is_file()]
-    return {row["id"] for path in files for row in read_json_lines(path)}
+    return {row["id"] for row in lines_of(request.folder, *DELETED)}
 
 
 def deleted(request: Request, sides: Sides) -> set[str]:
@@ -464,10 +453,9 @@ def deleted_rows(
             record = read(folder)["predicate"]
             keyed |= {line["document"] for line in record["documents"]}
             keyed |= {*record["request"].get("tested", ())}
-        for path in (folder / "data" / f"{part}.jsonl" for part in DELETED):
-            for row in read_json_lines(path) if path.is_file() else ():
-                known.add(row["id"])
-                forms.add(row_form(row["row"]))
+        for row in lines_of(folder, *DELETED):
+            known.add(row["id"])
+            forms.add(row_form(row["row"]))
     return {
         row.id for row in rows
         if row.id in known
@@ -479,46 +467,43 @@ def deleted_rows(
 # --- what must not be learned again ---------------------------------------------------------------
 
 
-def suppress(requests: Path | str, unlisted: list[str] | None = None) -> tuple[Path, int, int]:
+def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
     """Put the rows of every accepted request of a folder on its list.
 
     What is on the list stays, though the rows may be gone. Texts that kept rows of a request have
     too, such as a system prompt, are not put on it.
 
-    Args:
-        unlisted: Gets the requests of whose rows nothing can be put on the list.
-
     Returns:
-        The list, its digests, and how many of them are new.
+        The list, its digests, how many of them are new, and the requests of whose rows nothing can
+        be put on the list.
 
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.
     """
     ledger = Ledger(requests)
-    path, key, folders = ledger.folder / LIST, ledger.key(), ledger.accepted()
+    path, key, folders = ledger.folder / LIST, ledger.key(), sorted(ledger.accepted())
     if key is None or not folders:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
     if not path.exists() and (name := ledger.cannot_list()):
         says = f"{path} is gone, and the rows of request {name!r} too, so it cannot be written"
         raise fault("requests.list-gone", f"{says} again; restore it from a copy.")
-    digests = set(before.digests)
-    for data in sorted(ledger.folder / entry["request"] / "data" for entry in folders):
+    digests, unlisted = set(before.digests), []
+    for folder in (ledger.folder / name for name in folders):
         # `erase` removes kept rows, after it has written this list: what they share is not known
         # any more, and whole rows alone are put on a list that was lost since.
-        spent = not (data / "retain.jsonl").is_file()
+        spent = not (folder / "data" / "retain.jsonl").is_file()
 
-        def of(parts: Iterable[str], data: Path = data, spent: bool = spent) -> set[str]:
-            files = [one for part in parts if (one := data / f"{part}.jsonl").is_file()]
-            rows = [line.get("row", line) for file in files for line in read_json_lines(file)]
+        def of(*parts: str, folder: Path = folder, spent: bool = spent) -> set[str]:
+            rows = [line.get("row", line) for line in lines_of(folder, *parts)]
             return {one for row in rows for one in before.digests_of(row, whole=spent)}
 
-        listed = of(DELETED) - of(("retain", "heldout", "judge"))
+        listed = of(*DELETED) - of("retain", "heldout", "judge")
         digests |= listed
-        if unlisted is not None and not listed and (data / "forget.jsonl").is_file():
-            unlisted.append(data.parent.name)
+        if not listed and (folder / "data" / "forget.jsonl").is_file():
+            unlisted.append(folder.name)
     Suppression(path, key, frozenset(digests)).write()
-    return path, len(digests), len(digests - before.digests)
+    return path, len(digests), len(digests - before.digests), unlisted
 
 
 def filtered(path: Path, rows: Path, out: Path) -> tuple[int, int]:

@@ -17,8 +17,6 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redire
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
@@ -37,19 +35,13 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of, read_config
 from axolotl_unlearn.requests.steps import Steps
-from axolotl_unlearn.requests.verdict import AFTER, exact, scores, verdict
+from axolotl_unlearn.requests.verdict import AFTER, ATTACKS, exact, scores, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, choose, plan, way_of
 
 #: Retained rows whose loss is compared.
 KEPT_ROWS = 100
 #: New tokens of an answer or text that is looked for; of long texts the verdict asks for these.
 ANSWER_TOKENS = 128
-#: Of each attack; on the way `match` alone, since an exact model is its own control.
-ATTACKS: dict[str, dict[str, Any]] = {
-    "quantise": {"schemes": ["int8", "int4"]},
-    "relearn": {"steps": [1, 5]},
-    "prompt": {"variants": ["affirmative", "prefix"]},
-}
 RELEARN_ROWS = 20
 
 
@@ -58,7 +50,6 @@ def run_request(
     *,
     accept: str | None = None,
     threads: int | None = None,
-    console: Console | None = None,
     way: str | None = None,
     processes: int = 1,
 ) -> dict[str, Any]:
@@ -89,12 +80,12 @@ def run_request(
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))
         ledger = Ledger(request.folder.parent)  # whoever held it may have carried it out
-        done = any(one["request"] == request.id for one in ledger.accepted())
+        done = request.id in ledger.accepted()
         if done and request.path(DRAFT).is_file():  # killed in its last step
             write(request.folder)
         else:
             ledger.refuse_twice(request.id)
-            run = stack.enter_context(running(request, threads, console, processes))
+            run = stack.enter_context(running(request, threads, processes))
             take(request, way)
             carry_out(request, run, accept)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
@@ -130,17 +121,12 @@ def carry_out(request: Request, run: Steps, accept: str | None) -> None:
 
 
 @contextmanager
-def running(
-    request: Request,
-    threads: int | None = None,
-    console: Console | None = None,
-    processes: int = 1,
-) -> Iterator[Steps]:
+def running(request: Request, threads: int | None = None, processes: int = 1) -> Iterator[Steps]:
     """Steps below ``work/``; kept customers' rows are cached there too, and go with it."""
     work = private_folder(request.path("work"))
     cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
     with held(work) as lock:
-        yield Steps(work, lock, cache, threads or cores(), console or Console(), processes)
+        yield Steps(work, lock, cache, threads or cores(), processes)
 
 
 def take(request: Request, way: str | None) -> None:
@@ -193,7 +179,7 @@ def decide(request: Request, accept: str | None) -> None:
     """
     from axolotl_unlearn.models import parse_models, weights_digest
 
-    (made_here,) = parse_models([request.made(request.newest)])
+    (made_here,) = parse_models([request.result])
     if scores(request, AFTER)["weights"] != weights_digest(made_here):
         says = f"{request.newest} is not the model that was measured"
         cure = f"remove {request.path('work')} and run again"
@@ -243,7 +229,7 @@ def measure(request: Request) -> None:
     matched = request.matched
     earlier = request.path("eval", "earlier.json")
     earlier.unlink(missing_ok=True)
-    data, model = request.path("eval-data"), f"after={request.made(request.newest)}"
+    data, model = request.path("eval-data"), f"after={request.result}"
     judged = (data / "nonmember.jsonl").is_file()
     fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
     if matched:
@@ -263,7 +249,7 @@ def measure(request: Request) -> None:
     evaluate(models, data, options)
     if matched:
         attack(request, model)
-    audited = audit_requests(request.made(request.newest), request.folder.parent)
+    audited = audit_requests(request.result, request.folder.parent)
     # A record repeats it, and has no path of this machine.
     write_json(earlier, audited.to_json() | {"model": "after"})
 
@@ -291,14 +277,10 @@ def attack(request: Request, model: str) -> None:
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
     subject, control = make_subjects(model, asked, str(request.path("work", "teacher")), **how)
     trained = random.Random(0).sample(retain, min(RELEARN_ROWS, len(retain)))
-    for made, rows in (
-        (quantise_attack, ()),
-        (relearn_attack, (trained, asked)),
-        (prompt_attack, ()),
-    ):
-        name = made.__name__.removesuffix("_attack")
-        more = ATTACKS[name] | ({"source": "retain"} if rows else {})
-        result = made(subject, store, *rows, control=control, **more)
+    for made in (quantise_attack, relearn_attack, prompt_attack):
+        how = ATTACKS[made.__name__.removesuffix("_attack")]
+        rows = (trained, asked) if made is relearn_attack else ()
+        result = made(subject, store, *rows, control=control, **how)
         save(request.path("attacks"), {**result, "data_dir": str(data)})
 
 
@@ -320,7 +302,7 @@ def kept_losses(request: Request) -> dict[str, list[float]]:
     for row in rows:
         times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
         queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
-    for spec in parse_models([f"before={request.before}", f"after={request.made(request.newest)}"]):
+    for spec in parse_models([f"before={request.before}", f"after={request.result}"]):
         model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
         losses[spec.name] = [-float(one.logp.mean()) for one in score_queries(model, queries)]
         del model

@@ -376,13 +376,17 @@ def _tables(file: IO[bytes], decode: Decode | None) -> Iterator[str]:
 def row_texts(path: Path) -> list[str]:
     """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
     rows = (row.get("row", row) for row in read_json_lines(path)) if path.is_file() else ()
-    return [text for row in rows for text in (*strings(row), *_numbers(row))]
+    # Numbers too, which may name somebody: a telephone, a policy.
+    return [str(one) for row in rows for _, one in leaves(row) if not isinstance(one, bool)]
 
 
-def _numbers(value: Any) -> Iterator[str]:
-    """Numbers, which may name somebody: a telephone, a policy."""
-    if isinstance(value, (Mapping, list)):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(one)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield str(value)
+def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a row but None by its way, as ``meta.person``."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, f"{way}.{key}" if way else str(key))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from leaves(part, way)
+    elif value is not None:
+        yield way, value

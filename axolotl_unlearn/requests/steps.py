@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import cores, fault
@@ -71,7 +69,6 @@ class Steps:
     lock: int
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = field(default_factory=cores)
-    console: Console = field(default_factory=Console)
     processes: int = 1
     key: str = ""
     _title: str = ""
@@ -155,13 +152,11 @@ class Steps:
                 code="requests.command-failed",
             )
 
-    @contextmanager
-    def log(self, name: str) -> Iterator[TextIO]:
-        """``logs/NAME.log``."""
+    def log(self, name: str) -> TextIO:
+        """``logs/NAME.log``, opened."""
         path = self.folder / "logs" / f"{name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
-            yield file
+        return path.open("w")
 
     def train(self, name: str, config: Path, out: Path) -> None:
         """`axolotl train` in a process of its own, into an empty folder; without checkpoints, and
@@ -183,8 +178,7 @@ class Steps:
             shutil.rmtree(path)
 
     def _say(self, line: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')} {self._title}: {line}"
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print(f"{time.strftime('%H:%M:%S')} {self._title}: {line}", flush=True)
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -32,8 +32,13 @@ SHOWN, EXACT, REFUSED, NOT_SHOWN = "shown", "exact", "refused", "not shown"
 AGAINST = ("outputs", "able", "membership", "documents", "kept", "attacks")
 #: Readings of the audit that do.
 BAD = ("recited", "still said", "still known", "pushed away")
-#: Attacks that a verdict needs the results of.
-ATTACKS = ("quantise", "relearn", "prompt")
+#: Attacks that a verdict needs the results of, on the way `match` alone: an exact model is its own
+#: control; and how they are made.
+ATTACKS: dict[str, dict[str, Any]] = {
+    "quantise": {"schemes": ["int8", "int4"]},
+    "relearn": {"steps": [1, 5], "source": "retain"},
+    "prompt": {"variants": ["affirmative", "prefix"]},
+}
 #: Rise of the loss of kept rows, nats a token: a tenth makes each token 0.9 times as likely.
 KEPT_NATS = 0.1
 #: Share of unchanged models that the paired test of all rows lets pass, and of single rows.
@@ -407,16 +412,10 @@ def exact(request: Request) -> dict[str, Any]:
             f"a model that was not trained on them says {_of(recited, n)} word by word: its base "
             "knows them, or other rows say the same"
         )
-    if said := readings["still said"]:
-        limits.append(
-            f"a model that never read them says {_of(said, n)}: other rows say the same, or they "
-            "can be guessed"
-        )
-    if again:
-        limits.append(
-            f"a model that never read them says {_of(again, len(earlier))} of earlier requests: "
-            "other rows say the same, or they can be guessed"
-        )
+    guessed = "other rows say the same, or they can be guessed"
+    of_earlier = f"{_of(again, len(earlier))} of earlier requests"
+    for count, those in ((said := readings["still said"], _of(said, n)), (again, of_earlier)):
+        limits += [f"a model that never read them says {those}: {guessed}"] * bool(count)
     if says:
         limits.append(f"the base model itself says {_of(says, len(base))}")
     if recites:
@@ -424,8 +423,7 @@ def exact(request: Request) -> dict[str, Any]:
             f"the base model recites {_of(recites, len(base))} word by word, so it may have been "
             "trained on them: training it again without them shows nothing"
         )
-    coin = coins(scores(request, AFTER))
-    made = _made(request, status, reasons, missing, limits, documents, coin)
+    made = _made(request, status, reasons, missing, limits, documents, coins(after))
     return made | ({"outcome": EXACT} if made["good"] else {})
 
 

@@ -230,7 +230,7 @@ def _compare_model(
 ) -> tuple[str, str]:
     source = model or Request.load(folder).after
     if model is None and not Path(source.split("+")[-1]).exists():
-        if (last := ledger.accepted()[-1]["request"]) != folder.name:
+        if (last := [*ledger.accepted()][-1]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
 
     def gone(file: str) -> bool:
@@ -298,11 +298,9 @@ def check_base(
         return
     which = "digest" if base["digest"] and recorded["digest"] else "name"
     if base[which] != recorded[which]:
-        raise fault(
-            "record.other-base",
-            f"{source} stands on {base['name']}, which is not the base model of the record "
-            f"({recorded['name']}); write base+adapter with the right one.",
-        )
+        says = f"{source} stands on {base['name']}, which is not the base model of the record"
+        cure = f"({recorded['name']}); write base+adapter with the right one"
+        raise fault("record.other-base", f"{says} {cure}.")
 
 
 # --- one file for whoever asks -------------------------------------------------------------------

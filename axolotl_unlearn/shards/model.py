@@ -42,10 +42,8 @@ class Routes:
             return
         ids = given.get("input_ids", args[0] if args else None)
         if ids is None or (cache is not None and cache.get_seq_length()):
-            raise UnlearnError(
-                "a routed model reads whole prompts as tokens: it finds the shard by their text.",
-                code="shards.no-tokens",
-            )
+            says = "a routed model reads whole prompts as tokens: it finds the shard by their text."
+            raise UnlearnError(says, code="shards.no-tokens")
         mask, rows = given.get("attention_mask"), ids.tolist()
         if mask is not None and mask.dim() == 2:
             rows = [row[on].tolist() for row, on in zip(ids, mask.bool(), strict=True)]
@@ -100,10 +98,8 @@ def route(model: Any, folder: Path | str) -> Any:
     folder = Path(folder)
     router, adapters = Router.load(folder), sorted(one.name for one in folder.glob("shard-[0-9]*"))
     if missing := {f"shard-{shard}" for shard in router.shards}.difference(adapters):
-        raise UnlearnError(
-            f"{folder} has no {min(missing)}, to which its router leads; copy the whole folder.",
-            code="shards.no-adapter",
-        )
+        says = f"{folder} has no {min(missing)}, to which its router leads; copy the whole folder."
+        raise UnlearnError(says, code="shards.no-adapter")
     with fitting(folder):
         wrapped = PeftModel.from_pretrained(model, folder / adapters[0], adapter_name=adapters[0])
         for name in adapters[1:]:

@@ -95,10 +95,8 @@ class Router:
             people.check_format(full_check=True)
             return cls(parts["shards"], parts["idf"].reshape(BUCKETS), people)
         except (OSError, ValueError, KeyError, SafetensorError):
-            raise UnlearnError(
-                f"{folder / NAME} cannot be read as a router; make it again from the rows.",
-                code="shards.no-router",
-            ) from None
+            says = f"{folder / NAME} cannot be read as a router; make it again from the rows."
+            raise UnlearnError(says, code="shards.no-router") from None
 
 
 def grams(texts: Sequence[str]) -> Any:

@@ -46,7 +46,7 @@ from axolotl_unlearn.requests.request import Request, held
 from axolotl_unlearn.requests.ways import shards, way_of
 from research.analysis.seeds import facts
 from research.runs import ENVIRONMENT
-from research.studies.exact_requests import QUIET, ROOT, processor, train
+from research.studies.exact_requests import ROOT, processor, train
 from research.studies.routed import World, ratio, short
 from research.worlds import generate, wordlists
 from research.worlds.lume import general_questions
@@ -143,7 +143,7 @@ class Chat(World):
         path, folder = self.whole(), self.out / "shards"
         before = f"{self.base}+{self.out / 'whole'}"
         self.part("unsharded", lambda: self.answers(before))
-        how = {"threads": 1, "key": str(self.seed).encode().ljust(32), "console": QUIET}
+        how = {"threads": 1, "key": str(self.seed).encode().ljust(32)}
         self.part("shards cost", lambda: self.cost(
             lambda: shards.train_shards(path, folder, "id", COUNT, **how)))  # fmt: skip
         self.part("sharded", lambda: self.answers(folder / "model"))
@@ -158,7 +158,7 @@ class Chat(World):
             shutil.rmtree(folder.parent, ignore_errors=True)
             wanted = Wanted(where=[("id", self.who)])
             request = new_request(path, folder, wanted, Options(model=routed, steps=2)).request
-            with running.running(request, 1, QUIET) as run:
+            with running.running(request, 1) as run:
                 running.take(request, "shards")
                 cost = self.cost(lambda: shards.make(request, run))
             return {"training": cost, "answers": self.answers(request.newest)}
@@ -235,7 +235,7 @@ class Chat(World):
         request = Request.load(folder)
 
         def training() -> None:  # the first steps of `run`, whose cost is asked
-            with held(folder.parent), running.running(request, 1, QUIET) as run:
+            with held(folder.parent), running.running(request, 1) as run:
                 running.take(request, way)
                 way_of(way).make(request, run)
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
@@ -36,7 +35,6 @@ from research.harness import import_libraries
 from research.worlds.chats import make_chats
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = Console(quiet=True)
 REQUESTS, MOST = 40, 3
 
 
@@ -129,7 +127,7 @@ def equal(out: Path, count: int, of: int) -> None:
         wanted = Wanted(where=[("id", one) for one in gone])
         options = Options(model=before)
         request = new_request(path, work / "requests" / "r", wanted, options).request
-        with running.running(request, 1, QUIET) as run:
+        with running.running(request, 1) as run:
             running.take(request, "retrain")
             retrain.make(request, run)
         found = weights(request.path("work", "model"))

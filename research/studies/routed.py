@@ -21,11 +21,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
@@ -211,9 +211,10 @@ class World:
         """Cost of all; people's rows, and seconds of the training, of each shard."""
         made: dict[str, Any] = {}
         printed = io.StringIO()
-        how = {"threads": 1, "key": self.key(count), "console": Console(file=printed, width=200)}
+        how = {"threads": 1, "key": self.key(count)}
         given = (self.path, folder, "id", count)
-        cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
+        with redirect_stdout(printed):
+            cost = self.cost(lambda: made.update(shards.train_shards(*given, **how)))
         seconds, names = spent(printed), sorted(made["rows"].keys() - {"0"}, key=int)
         found = {"cost": cost, "nobody's": seconds["0"]}
         return found | {"rows": [made["rows"][n] for n in names],
@@ -243,7 +244,7 @@ class World:
         wanted, options = Wanted(where=[("id", who)]), Options(model=folder / "model", steps=2)
         request = new_request(self.path, path, wanted, options).request
         printed = io.StringIO()
-        with running.running(request, 1, Console(file=printed, width=200)) as run:
+        with running.running(request, 1) as run, redirect_stdout(printed):
             running.take(request, "shards")
             cost = self.cost(lambda: shards.make(request, run))
         now = [hit for hit, _ in said(request.newest, self.rows["train"])]

@@ -30,7 +30,7 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import Request, held, weights
 from axolotl_unlearn.requests.ways import shards
-from research.studies.exact_requests import QUIET, ROOT, config, fork_commands
+from research.studies.exact_requests import ROOT, config, fork_commands
 from research.worlds.chats import make_chats
 
 RESULTS = ROOT / "research" / "results" / "routed-requests.json"
@@ -64,7 +64,7 @@ def trained(out: Path, name: str, rows: list[dict[str, Any]], count: int) -> Pat
     made = config(out, name, path, **LORA)
     folder = out / "shards" / name
     if not weights(folder / "model"):
-        shards.train_shards(made, folder, "id", count, threads=1, key=b"k" * 32, console=QUIET)
+        shards.train_shards(made, folder, "id", count, threads=1, key=b"k" * 32)
     return folder
 
 
@@ -72,7 +72,7 @@ def carry_out(folder: Path) -> None:
     """The training of a request and what follows for its shards, under the locks of `request run`."""
     with held(folder.parent):
         request = Request.load(folder)
-        with running.running(request, 1, QUIET) as run:
+        with running.running(request, 1) as run:
             running.take(request, "shards")
             if not weights(request.path("model")):
                 shards.make(request, run)

@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
@@ -121,7 +120,7 @@ class Tofu(Real):
             options = Options(model=self.out / "shards" / "model", steps=2)
             request = new_request(path, self.out / "requests" / "1", wanted, options).request
             seen = processor()
-            with running.running(request, 1, Console()) as run:
+            with running.running(request, 1) as run:
                 running.take(request, "shards")
                 make(request, run)
             found = {"again": request.way["again"], **json.loads(costs.read_text("utf-8"))}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.request import Ledger, Request
+from axolotl_unlearn.requests.request import Ledger, Request, fault
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
@@ -40,20 +40,13 @@ def require(request: Request) -> None:
     """Raises `UnlearnError`: the model is one of shards; or another request was carried out since
     it was made."""
     if is_routed(request.facts["before"]["adapter"] or ""):
-        raise UnlearnError(
-            f"{request.folder}: match trains one adapter, and the model has one for each of its "
-            "shards; use --way shards.",
-            code="requests.match-shards",
-        )
-    accepted = Ledger(request.folder.parent).accepted()
-    newest = accepted[-1]["request"] if accepted else None
+        says = "match trains one adapter, and the model has one for each of its shards"
+        raise fault("requests.match-shards", f"{request.folder}: {says}; use --way shards.")
+    newest = next(reversed(Ledger(request.folder.parent).accepted()), None)
     if newest != request.facts.get("after_request", newest):
-        raise UnlearnError(
-            f"request {newest!r} was carried out since {request.folder} was made, which would "
-            f"begin with the model before it; remove {request.folder} and make it again with "
-            "`axolotl-unlearn request new`.",
-            code="requests.overtaken",
-        )
+        says = f"request {newest!r} was carried out since {request.folder} was made, so it would"
+        cure = "remove it and make it again with `axolotl-unlearn request new`"
+        raise fault("requests.overtaken", f"{says} begin with the model before it; {cure}.")
 
 
 def reads(request: Request) -> tuple[float, str]:

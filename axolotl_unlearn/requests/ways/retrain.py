@@ -15,10 +15,8 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.device import hardware
-from axolotl_unlearn.errors import UnlearnError, counted
+from axolotl_unlearn.errors import counted
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
@@ -28,11 +26,11 @@ from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
     digest,
-    digests,
     fault,
     held,
     home,
     read_json,
+    shas,
     weights,
     write_json,
     write_yaml,
@@ -108,7 +106,7 @@ def _unchanged(request: Request) -> tuple[rows_of.Sides, dict[str, Any]]:
 
 def accepted(request: Request) -> list[str]:
     """Names of the requests that were carried out before this one, whose rows are left out too."""
-    return [one["request"] for one in Ledger(request.folder.parent).accepted()]
+    return [*Ledger(request.folder.parent).accepted()]
 
 
 def _read(request: Request) -> dict[str, Any]:
@@ -121,12 +119,12 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
     folders = [Path(before["model"])] if before["adapter"] is None else []
     folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
-    own = digests(base)
+    own = shas(base)
     if config.get("lora_model_dir"):
         why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
     elif (base / ADAPTER_CONFIG).is_file():
         why, code = f"`base_model: {base}` is an adapter that may have", "base-is-an-adapter"
-    elif own and any(own <= digests(folder) for folder in folders):
+    elif own and any(own <= shas(folder) for folder in folders):
         why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
     if why:
         says = f"{request.path('finetune.yml')}: {why} read the rows"
@@ -164,11 +162,9 @@ def require(request: Request) -> None:
     or another request was carried out since, whose rows are among those that are read."""
     known, newer = request.way["bound"], accepted(request)
     if newer != (old := request.way["without"]):
-        raise UnlearnError(
-            f"{request.folder}: {', '.join(map(repr, newer[len(old) :]))} was carried out since "
-            "the rows of this training were written, and its rows may be among them; run again.",
-            code="requests.overtaken",
-        )
+        says = f"{request.folder}: {', '.join(map(repr, newer[len(old) :]))} was carried out since"
+        cure = "the rows of this training were written, and its rows may be among them; run again"
+        raise fault("requests.overtaken", f"{says} {cure}.")
     if _read(request) != known["rows"]:
         says = f"{request.path('work', 'rows')} was changed since it was written; run again."
         raise fault("requests.changed-rows", says)
@@ -207,9 +203,7 @@ def prove(request: Request, because: str, config: Path) -> None:
 # --- by a third party ----------------------------------------------------------------------------
 
 
-def repeat(
-    folder: Path, base: Path | None = None, rows: Path | None = None, console: Console | None = None
-) -> str:
+def repeat(folder: Path, base: Path | None = None, rows: Path | None = None) -> str:
     """`request verify --repeat`: train again what the record says was trained, and compare the
     weights; a sentence.
 
@@ -226,29 +220,24 @@ def repeat(
     base, rows = (one and one.absolute() for one in (base, rows))
     root = Request.load(folder).root
     with chdir(root if root.is_dir() else Path()):  # paths of the config are relative to it
-        return _again(Request.load(folder), base, rows, console)
+        return _again(Request.load(folder), base, rows)
 
 
-def _again(request: Request, base: Path | None, rows: Path | None, console: Console | None) -> str:
+def _again(request: Request, base: Path | None, rows: Path | None) -> str:
     folder, recorded = request.folder, read(request.folder)["predicate"]
     way = recorded["way"]
     if way.get("way") != "retrain" or not way.get("bound"):
-        raise UnlearnError(
-            f"{folder} is no request of --way retrain whose record holds what was read, so there "
-            "is nothing to repeat.",
-            code="requests.repeat-not-exact",
-        )
+        says = f"{folder} is no request of --way retrain whose record holds what was read"
+        raise fault("requests.repeat-not-exact", f"{says}, so there is nothing to repeat.")
     source = request.path("finetune.yml")  # which still has the entries that lost all rows
     if not source.is_file() or digest(source) != recorded["config"]["digest"]["sha256"]:
         says = f"{source} is not the config of the record; restore it."
         raise fault("requests.changed-config", says)
     config = rows_of.read_config(source)
     if config.get("trust_remote_code"):
-        raise UnlearnError(
-            f"{source} sets `trust_remote_code`, so the training would run code of the base, which "
-            "another may have written; look at it, and train by hand.",
-            code="requests.repeat-remote-code",
-        )
+        says = f"{source} sets `trust_remote_code`, so the training would run code of the base"
+        cure = "which another may have written; look at it, and train by hand"
+        raise fault("requests.repeat-remote-code", f"{says}, {cure}.")
     config |= {"base_model": str(base)} if base else {}
     if rows is not None:
         sides = rows_of.read_sides(rows)
@@ -261,24 +250,19 @@ def _again(request: Request, base: Path | None, rows: Path | None, console: Cons
     known = way["bound"] | {"base": way["bound"]["base"] | {"name": now["base"]["name"]}}
     bound.require(known, now, folder, ("base", "rows", "versions"))
     if hardware() != way["device"]:
-        raise UnlearnError(
-            f"{folder} was trained on {way['device']!r} and here is {hardware()!r}, whose "
-            "last bits may differ; repeat it on such a device.",
-            code="requests.repeat-device",
-        )
+        says = f"{folder} was trained on {way['device']!r} and here is {hardware()!r}"
+        cure = "whose last bits may differ; repeat it on such a device"
+        raise fault("requests.repeat-device", f"{says}, {cure}.")
     with tempfile.TemporaryDirectory() as made, held(Path(made)) as lock:
         place = Path(made)
         rows_of.write_sides(place / "rows", sides)
         again = rows_of.training(config, place)
         write_yaml(place / CONFIG, "Written by `axolotl-unlearn request verify --repeat`.", again)
         cache = {"HF_DATASETS_CACHE": str(place / "cache"), **way["environment"]}
-        run = Steps(place, lock, cache, way["threads"], console or Console(), way["processes"])
+        run = Steps(place, lock, cache, way["threads"], way["processes"])
         with run.step("again", "train as the record says"):
             run.train("again", place / CONFIG, place / "model")
         if weights(place / "model") != way["weights"]:
-            raise UnlearnError(
-                f"{folder}: the repeated training ended with other weights than those of the "
-                "record.",
-                code="requests.repeat-differs",
-            )
+            says = "the repeated training ended with other weights than those of the record"
+            raise fault("requests.repeat-differs", f"{folder}: {says}.")
     return "repeated: the training ends with the weights of the record, by SHA-256"

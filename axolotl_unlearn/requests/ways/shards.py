@@ -27,8 +27,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.models import ADAPTER_CONFIG
@@ -36,7 +34,7 @@ from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import request as of_request
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import values_at
-from axolotl_unlearn.requests.request import Request, held, read_json, weights, write_json
+from axolotl_unlearn.requests.request import Request, fault, held, read_json, weights, write_json
 from axolotl_unlearn.requests.steps import Steps, end_with_parent
 from axolotl_unlearn.requests.ways import PROOF, WAY, retrain
 from axolotl_unlearn.shards import is_routed
@@ -61,7 +59,7 @@ ALONE = 4096
 
 def train_shards(
     config_path: Path, out: Path, by: str, count: int = 8, *, threads: int | None = None,
-    key: bytes | None = None, console: Console | None = None,
+    key: bytes | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every shard; goes on where it was stopped. Called again, when rows were added, it
     trains the shards of these rows; rows that a request has deleted stay out.
@@ -90,9 +88,8 @@ def train_shards(
            "key": (key or secrets.token_bytes(32)).hex(), "model": {}}  # fmt: skip
     facts = load(out) if there else told | new
     if facts | told != facts or (not there and out.exists() and any(out.iterdir())):
-        raise UnlearnError(
-            f"{out} holds something else; give --out a new folder.", code="shards.other-folder"
-        )
+        says = f"{out} holds something else; give --out a new folder."
+        raise fault("shards.other-folder", says)
     rows = cut(rows_of.remaining(config_path, config), facts)  # before a folder is made
     work, model = private_folder(private_folder(out) / "work"), out / "model"
     with held(out) as lock:
@@ -101,7 +98,7 @@ def train_shards(
             raise UnlearnError(says, code="shards.overtaken")
         write_json(out / FACTS, facts)
         cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
-        run = Steps(work, lock, cache, facts["threads"], console or Console())
+        run = Steps(work, lock, cache, facts["threads"])
         with run.step("shards", "train the shards"):
             told = facts, rows, run, work, out / facts["current"], model
             keys, trained = make_routed(config_path, *told)
@@ -124,12 +121,9 @@ def load(folder: Path, model: Path | None = None) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError):  # cut off, or of something else
         sound = False
     if not sound:
-        raise UnlearnError(
-            f"{model or folder} was not made of shards of this version, or these were trained "
-            "again since; train them with `axolotl-unlearn shards train` and name the model with "
-            "`request new --model`.",
-            code="shards.none",
-        )
+        says = f"{model or folder} has no shards of this version, or they were trained again since"
+        cure = "train them with `axolotl-unlearn shards train`, and name the model with --model"
+        raise fault("shards.none", f"{says}; {cure}.")
     return facts
 
 
@@ -158,11 +152,8 @@ def cut(rows: rows_of.Sides, facts: Mapping[str, Any]) -> rows_of.Sides:
                 whose = _owner(row, facts["by"])
                 parts[0 if whose is None else place(key, whose, facts["count"])][entry].append(row)
     if not parts.keys() - {0}:
-        raise UnlearnError(
-            f"no row has the field `{facts['by']}`, which says whose a row is; name the one that "
-            "does, or choose fewer people.",
-            code="shards.no-field",
-        )
+        says = f"no row has the field `{facts['by']}`, which says whose a row is"
+        raise fault("shards.no-field", f"{says}; name the one that does, or choose fewer people.")
     return {str(shard): parts[shard] for shard in sorted(parts)}
 
 
@@ -349,10 +340,8 @@ def require(request: Request) -> dict[str, Any]:
     """
     way, facts = request.way, load(request.path(request.way["shards"]))
     if facts["keys"] not in (way["before"], way["keys"]):
-        raise UnlearnError(
-            f"{request.folder}: another request, or a training, changed these shards; run again.",
-            code="requests.overtaken",
-        )
+        says = "another request, or a training, changed these shards; run again"
+        raise fault("requests.overtaken", f"{request.folder}: {says}.")
     retrain.require(request)
     return facts
 
