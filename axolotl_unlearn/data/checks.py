@@ -22,6 +22,7 @@ from axolotl_unlearn.data.records import (
     SUFFIXES,
     Record,
     Rows,
+    both_sides,
     is_ambiguous,
     is_made_up,
     read_rows,
@@ -389,12 +390,5 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
     for (path, forget), side in product(sets["forget"], CURES):
         for other, records in sets[side]:
-            known = {(one.input, one.output): n for n, one in enumerate(records, 1)}
-            texts = [(one.input, one.output) for one in forget]
-            both = [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]
-            if both:
-                faults.append(
-                    f"{path} and {other} have rows in common: {len(both)} (the first is row "
-                    f"{both[0][0]} here, row {both[0][1]} there); {CURES[side]}."
-                )
-    return faults
+            faults.append(both_sides(path, forget, other, records, CURES[side]))
+    return list(filter(None, faults))

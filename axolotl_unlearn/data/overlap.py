@@ -18,13 +18,14 @@ import numpy as np
 
 from axolotl_unlearn.columns import IGNORE, PAIR, ROLES, pair_number
 from axolotl_unlearn.data.near import near_texts
+from axolotl_unlearn.data.records import KEPT
 from axolotl_unlearn.errors import UnlearnError
 
 #: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
 READS, FILE = "reads", "file"
 #: What to do about rows of these roles that are forget rows, too.
 CURES = {
-    "retain": "a row cannot be forgotten and kept: remove them from one side",
+    "retain": KEPT,
     "alternative": "write another answer",
 }
 #: Rows up to which near-duplicates are looked for: pairs take time.

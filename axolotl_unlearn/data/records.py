@@ -253,6 +253,24 @@ def document_name(value: Any) -> str:
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
 
 
+def both_sides(
+    forget: str, rows: Iterable[Record], other: str, others: Iterable[Record], cure: str
+) -> str:
+    """What is said of rows of a forget file that have input and output of rows of another; ""."""
+    known = {(one.input, one.output): n for n, one in enumerate(others, 1)}
+    texts = [(one.input, one.output) for one in rows]
+    if not (both := [(n, known[text]) for n, text in enumerate(texts, 1) if text in known]):
+        return ""
+    return (
+        f"{forget} and {other} have rows in common: {len(both)} (the first is row {both[0][0]} "
+        f"here, row {both[0][1]} there); {cure}."
+    )
+
+
+#: What to do about rows of the forget side and of the retain side.
+KEPT = "a row cannot be forgotten and kept: remove them from one side"
+
+
 def text_of(
     row: Mapping[str, Any], name: str, fields: Fields, where: str, number_ok: bool = False
 ) -> str:

@@ -182,9 +182,9 @@ def load_sets(
     sides: dict[str, list[Any]] = {"forget": [], "retain": [], "member": [], "nonmember": []}
     if "tasks" in parts:
         sides |= {side: _records(folder, side, notes) for side in ("forget", "retain")}
-        if both := reading.shared(sides["forget"], sides["retain"]):
-            paths = [str(need_file(folder, side)) for side in ("forget", "retain")]
-            says = reading.both_sides(*paths, both, reading.KEPT)
+        paths = [str(need_file(folder, side)) for side in ("forget", "retain")]
+        rows = sides["forget"], sides["retain"]
+        if says := reading.both_sides(paths[0], rows[0], paths[1], rows[1], reading.KEPT):
             raise UnlearnError(says, code="data.both-sides")
     if "mia" in parts:
         sides |= {s: _documents(folder, s, min_members, join) for s in ("member", "nonmember")}
