@@ -351,6 +351,7 @@ class UnlearnTrainer(AxolotlTrainer):
             known = 0
             if resumed and (counts := resumed / f"reference-{number}-{part}.json").is_file():
                 known = json.loads(counts.read_text("utf-8"))
+                known = sum(known.values()) if isinstance(known, dict) else known  # of older code
                 if resumed.parents[1].resolve() != out.resolve():
                     own.mkdir(exist_ok=True)
                     for file in resumed.parents[1].glob(f"reference/{own.name}/*-{part}.bin"):

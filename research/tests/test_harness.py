@@ -113,8 +113,9 @@ def test_the_story_by_hand(tmp_path):
     (tmp_path / "attacks").mkdir()
     first = SimpleNamespace(out=tmp_path)
     gain = {"value": 0.2, "low": 0.1, "high": 0.3, "p": 0.01}
-    row = {"variant": "nf4", "above_control": {"recalled": gain}}
-    (tmp_path / "attacks/quantise-a.json").write_text(json.dumps({"rows": [row, row]}))
+    row = {"variant": "nf4"} | dict.fromkeys(("gain", "above_control"), {"recalled": gain})
+    file = {"model": "a", "attack": "quantise", "title": "Q", "rows": [row, row]}
+    (tmp_path / "attacks/quantise-a.json").write_text(json.dumps(file))
     tests = {name: {"p_corrected": p} for name, p in (("loss", 0.01), ("zlib", 0.2))}
     (tmp_path / "attacks/membership-b.json").write_text(json.dumps({"tests": tests}))
     rows = reproduce.leaderboard(one, first)["rows"]
