@@ -108,10 +108,10 @@ def _ask_references(
     reference: Any,
 ) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
-    several, entries = isinstance(reference, Mapping), [view.entry for view in views]
+    several = isinstance(reference, Mapping)
     sources = [
-        (reference[one.name] if several else reference) if one.objective.reference else None
-        for one in entries
+        (reference[view.entry.name] if several else reference) if view.compares else None
+        for view in views
     ]
     answers: dict[Any, ForwardResult | None] = {None: None}
     for source in sources:

@@ -92,6 +92,7 @@ class Request:
             if "after" in facts:  # that of a record v0.1
                 facts.setdefault("adapter", facts["after"]["adapter"] is not None)
             before, _, _ = facts["before"], facts["adapter"], facts["counts"]["forget"]
+            Path(facts.get("root") or "", facts["config"]["path"] if facts.get("root") else "")
             texts = [facts["id"], before["model"], before["adapter"] or ""]
             sound = facts["schema"] == SCHEMA and all(plain(one) == one for one in texts)
         except (KeyError, TypeError, AttributeError):

@@ -89,7 +89,8 @@ def test_faults_are_found_before_anything_is_loaded(cfg, block, says):
     assert any(says in fault for fault in setting_faults(cfg, parse_unlearn(block)))
     fine = SIDES | {"extensions": of("surgery:Surgery", method="gu")}
     assert not setting_faults(
-        {"adapter": "lora", "lora_r": 4, "lora_alpha": 4}, parse_unlearn(fine)
+        {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True},
+        parse_unlearn(fine),
     )
 
 
