@@ -190,12 +190,13 @@ def _keeps_rows_apart(
     """A second row must get the same hidden states whatever stands before it, and those that it
     gets alone. Three forwards of a few tokens."""
     first, other, second = made_up_rows(unwrapped, 7, 7, 9)
-    real = torch.ones(2, 9, dtype=torch.long)
+    real = np.repeat([[1], [1]], 9, axis=1)
     real[0, 7:] = 0
 
     def after(row: Tensor) -> dict[str, Any]:
         ids = torch.cat([nn.functional.pad(row, (0, 2)), second])
-        both = Batch({"input_ids": ids.to(device), "attention_mask": real.to(device)})
+        rows = {"input_ids": ids.numpy(), "attention_mask": real}  # copied without a wait
+        both = Batch({name: to_device(one, device) for name, one in rows.items()})
         return packed_layout(both, blocks, _attention_dtype(unwrapped, device)).inputs
 
     alone, after_first, after_other = (
