@@ -48,7 +48,7 @@ if __name__ == "__main__":
         if hasattr(torch_fsdp2, name):
             setattr(torch_fsdp2, name, lambda *_, **__: init_device_mesh("cpu", mesh))
     axolotl_fsdp2.patch_accelerate_fsdp2 = lambda: None
-    axolotl_unlearn.plugin._refuse_sharding_on_cpu = lambda cfg: None
+    axolotl_unlearn.plugin._refuse_on_cpu = lambda cfg: None
     axolotl.train.save_trained_model = save
     path, sys.argv = sys.argv[1], ["axolotl"]
     rank.do_cli(config=path)

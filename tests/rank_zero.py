@@ -29,6 +29,6 @@ def begin_with_deepspeed(self, *args, deepspeed_plugin=None, **kwargs):
 
 if __name__ == "__main__":
     AcceleratorState.__init__ = begin_with_deepspeed
-    axolotl_unlearn.plugin._refuse_sharding_on_cpu = lambda cfg: None
+    axolotl_unlearn.plugin._refuse_on_cpu = lambda cfg: None
     path, sys.argv = sys.argv[1], ["axolotl"]
     rank.do_cli(config=path)

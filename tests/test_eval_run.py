@@ -9,6 +9,7 @@ import shutil
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -662,6 +663,19 @@ def test_a_score_that_is_no_number_is_said(home, tmp_path, monkeypatch, function
     with fails("eval.not-finite") as fault:
         evaluate([str(home / "original")], home / "data", tmp_path, **more)
     assert ("entropy" in str(fault.value)) is (function != "loss")
+
+
+def test_a_stored_score_that_is_no_number_is_measured_again(home, tmp_path):
+    """Earlier code kept it, and refused it when it was read: the report ended in a traceback."""
+    again = partial(evaluate, [str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    first = again()[0]["likelihood"]["attacks"]["zlib"]
+    (path,) = (
+        p for p in (tmp_path / "cache").glob("*.json") if "member" in unsealed(p.read_text())
+    )
+    stored = unsealed(path.read_text())
+    stored["member"][0]["attacks"]["zlib"] = float("nan")
+    path.write_text(sealed(stored))
+    assert again()[0]["likelihood"]["attacks"]["zlib"] == first
 
 
 def test_a_dtype_that_torch_lacks():

@@ -281,11 +281,7 @@ def setting_notes(cfg: dict) -> list[str]:
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
-    halfway = args and args.teacher and not args.original and os.path.isfile(Path(name, START))
     return told(
-        (halfway,
-         f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
-         "the model before it as `unlearn.original`."),
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),

@@ -108,11 +108,10 @@ def _ask_references(
     reference: Any,
 ) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
-    several = isinstance(reference, Mapping)
-    sources = [
-        (reference[view.entry.name] if several else reference) if view.compares else None
-        for view in views
-    ]
+    several, sources = isinstance(reference, Mapping), []
+    for one in (view.entry for view in views):
+        compares = one.objective.reference or one.objective.against_heldout
+        sources.append((reference[one.name] if several else reference) if compares else None)
     answers: dict[Any, ForwardResult | None] = {None: None}
     for source in sources:
         if source not in answers:

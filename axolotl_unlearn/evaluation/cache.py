@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
@@ -26,6 +28,9 @@ class Cache(Store):
         if stored is None:
             return None
         measured = Measured(**stored)
+        each = (one["attacks"].values() for one in measured.member + measured.nonmember)
+        if not all(map(math.isfinite, chain.from_iterable(each))):
+            return None  # of older code; now it is refused where it is measured
         if settings.keep_texts and len(measured.texts) < len(sets.rows):
             return None  # texts are asked for now but were not stored then
         return measured
