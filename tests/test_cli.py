@@ -56,6 +56,7 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert "$" not in out.read_text() and str(out) in out.read_text()
     checked = run("check", out, *(["--full"] if kind == "match" else []))
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+    assert "\\n" not in checked.output  # what a preset is short for stood in one line
     assert kind == "npo" or "steps: 5" in checked.output  # of all four forget rows
     again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
     assert again.exit_code == 2 and "exists" in again.output
