@@ -404,6 +404,7 @@ def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, 
     assert not (folder / "REPORT.html").exists()
     assert run_request(folder)["good"]  # "was carried out; make a new one", after a full disk too
     verify(folder).require()
+    (folder / "record.json.next").write_text("of `told`, killed before the ledger")
     with fails("requests.run-twice"):
         run_request(folder)
 
