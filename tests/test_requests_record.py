@@ -465,7 +465,18 @@ def test_two_at_once_lose_nothing_and_a_copy_changes_nothing(folder):
 
 
 @pytest.mark.parametrize(
-    "facts", [{"before": 7}, {"before": {}}, {"counts": None}, {"id": "1\nx"}, {"schema": 2}]
+    "facts",
+    [
+        {"before": 7},
+        {"before": {}},
+        {"counts": None},
+        {"id": "1\nx"},
+        {"schema": 2},
+        {"config": None},
+        {"config": {}},
+        {"root": 5},
+        {"base": 5},
+    ],
 )
 def test_what_is_no_request_is_one_sentence(folder, facts):
     """Some were a KeyError of `request list`."""
