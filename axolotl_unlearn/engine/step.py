@@ -108,11 +108,10 @@ def _ask_references(
     reference: Any,
 ) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
-    several, entries = isinstance(reference, Mapping), [view.entry for view in views]
-    sources = [
-        (reference[one.name] if several else reference) if one.objective.reference else None
-        for one in entries
-    ]
+    several, sources = isinstance(reference, Mapping), []
+    for entry in (view.entry for view in views):
+        compares = entry.objective.reference or entry.objective.against_heldout
+        sources.append((reference[entry.name] if several else reference) if compares else None)
     answers: dict[Any, ForwardResult | None] = {None: None}
     for source in sources:
         if source not in answers:
