@@ -56,9 +56,21 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert "$" not in out.read_text() and str(out) in out.read_text()
     checked = run("check", out, *(["--full"] if kind == "match" else []))
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+    assert "\\n" not in checked.output  # what a preset is short for stood in one line
     assert kind == "npo" or "steps: 5" in checked.output  # of all four forget rows
     again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
     assert again.exit_code == 2 and "exists" in again.output
+
+
+def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
+    """Lines of prose are broken at its width; a path was, too, and then copied in two parts."""
+    out, sides = tmp_path / ("x" * 60), ("--forget", "--retain")
+    rows = [str(word) for side in sides for word in (side, home / f"{side[2:]}.jsonl")]
+    words = ["init", "--base-model", "m", *rows, "--out", str(tmp_path / "my.yml")]
+    said = CliRunner().invoke(unlearn, words, terminal_width=40).output
+    assert f"\nNext: axolotl-unlearn check {tmp_path / 'my.yml'}\n" in said, said
+    said = CliRunner().invoke(unlearn, ["examples", str(out)], terminal_width=40).output
+    assert f"{out}/README.md" in said and said.count("\n") > 2, said
 
 
 def test_init_reads_rows_of_other_formats(home, tmp_path):

@@ -404,6 +404,7 @@ def test_a_page_is_the_same_when_the_draft_is_read_again(tmp_path, monkeypatch, 
     assert not (folder / "REPORT.html").exists()
     assert run_request(folder)["good"]  # "was carried out; make a new one", after a full disk too
     verify(folder).require()
+    (folder / "record.json.next").write_text("of `told`, killed before the ledger")
     with fails("requests.run-twice"):
         run_request(folder)
 
@@ -471,7 +472,10 @@ def test_two_at_once_lose_nothing_and_a_copy_changes_nothing(folder):
         {"counts": None},
         {"id": "1\nx"},
         {"schema": 2},
+        {"config": None},
         {"config": {}},
+        {"root": 5},
+        {"base": 5},
     ],
 )
 def test_what_is_no_request_is_one_sentence(folder, facts):

@@ -130,7 +130,8 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
     args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:
         return ["memorises; no objective of unlearning"]
-    lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
+    lines = [f"preset {args.preset} is short for"] if args.preset else []
+    lines += args.expanded().splitlines() if args.preset else []
     for number, phase in enumerate(args.phases or [args], 1):
         if args.phases:
             lines.append(f"phase {number}{_keys(phase, 'forget', 'retain')}:")

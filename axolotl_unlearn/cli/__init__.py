@@ -20,7 +20,8 @@ from axolotl_unlearn.errors import UnlearnError
 #: The disk is full, of which a write says no name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: After Ctrl-C, of what leaves more than nothing.
-_GOES_ON = dict.fromkeys(("eval", "shards"), "goes on: what is finished is kept")
+_STORED = ("eval", "shards", "attack quantise", "attack relearn", "attack prompt")
+_GOES_ON = dict.fromkeys(_STORED, "goes on: what is finished is kept")
 _GOES_ON["request erase"] = "goes on where it stopped"
 _GOES_ON["request run"] = (
     "goes on where it stopped: what is done is kept, a training that was stopped begins again"

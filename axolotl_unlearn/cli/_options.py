@@ -62,15 +62,16 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
 
 
 def fitted(line: str) -> str:
-    """A line in lines that the terminal holds; as it is in a pipe."""
+    """A line in lines that the terminal holds; as it is in a pipe, and what is to be copied."""
     context = click.get_current_context(silent=True)
     width = context.terminal_width if context else None
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size((80, 24)).columns
-    if width is None or len(line) <= width:
+    if width is None or len(line) <= width or line.startswith("Next: "):
         return line
+    how = {"break_long_words": False, "break_on_hyphens": False}
     indent = line[: len(line) - len(line.lstrip())] + "    "
-    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(line, width, subsequent_indent=indent, **how)
 
 
 def show(*parts: Any) -> None:

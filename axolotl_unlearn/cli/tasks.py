@@ -98,7 +98,7 @@ def _base_and_adapter(word: str) -> str:
     if Path(found[1]).exists() and not Path(found[1], ADAPTER_CONFIG).is_file():
         return word
     (spec,) = parse_models([found[1]])
-    if spec.adapter is None:  # whole weights lie beside it
+    if spec.adapter is None:  # a name on the hub
         return word
     own = any(is_tokenizer(path.name) for path in Path(spec.adapter).iterdir())
     more = f",tokenizer={spec.adapter}" if own and "tokenizer=" not in word else ""

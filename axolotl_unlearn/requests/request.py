@@ -92,15 +92,14 @@ class Request:
             if "after" in facts:  # that of a record v0.1
                 facts.setdefault("adapter", facts["after"]["adapter"] is not None)
             before, _, _ = facts["before"], facts["adapter"], facts["counts"]["forget"]
-            Path(facts.get("root") or "", facts["config"]["path"] if facts.get("root") else "")
-            texts = [facts["id"], before["model"], before["adapter"] or ""]
+            texts = [facts["id"], before["model"], before["adapter"] or "", facts.get("base") or ""]
             sound = facts["schema"] == SCHEMA and all(plain(one) == one for one in texts)
-        except (KeyError, TypeError, AttributeError):
+            away = not (request := cls(folder, facts)).at_home
+        except (KeyError, TypeError, AttributeError, ValueError):
             sound = False
         if not sound:
             raise fault("requests.version", f"{path} is not of this version; {again}.")
-        request = cls(folder, facts)
-        if not request.at_home and request.root.is_dir():
+        if away and request.root.is_dir():
             for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
                 if holder.get(key) and (place := request.root / holder[key]).exists():
                     holder[key] = str(place)

@@ -212,9 +212,9 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
     if kept and strange:
-        says = f"{path}: {strange} prepared rows of the run ({kept}) are not in the data files"
+        says = f"{path}: {strange} prepared rows of the run ({kept}) differ from the data files"
         cure = "so the model was made from other data; give the data of then"
-        raise fault("requests.other-data", f"{says} as they are, {cure}.")
+        raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
     learned = []

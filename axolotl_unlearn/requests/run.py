@@ -21,7 +21,7 @@ from axolotl_unlearn.device import device_name
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import bound
-from axolotl_unlearn.requests.record import DRAFT, tried, write
+from axolotl_unlearn.requests.record import RECORD, tried, write
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
@@ -81,7 +81,7 @@ def run_request(
         stack.enter_context(held(request.folder.parent))
         ledger = Ledger(request.folder.parent)  # whoever held it may have carried it out
         done = request.id in ledger.accepted()
-        if done and request.path(DRAFT).is_file():  # killed in its last step
+        if done and not request.path(RECORD).is_file():  # killed in its last step
             write(request.folder)
         else:
             ledger.refuse_twice(request.id)
