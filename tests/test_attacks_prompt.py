@@ -187,3 +187,12 @@ def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "Not asked: paraphrase" in result.output
     assert attacked(*arguments, "rhyme").exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["prompt", "membership"])
+def test_a_model_is_no_control_of_itself(lab, tmp_path, kind):
+    """It was taken, and the file said "than from a model that never saw them"."""
+    words = ("--control", f"same={lab.unlearned}", "--data", lab.data, "--out", tmp_path / "out")
+    said = attacked(kind, lab.unlearned, *words)
+    assert said.exit_code == 2 and "same has the weights of unlearned" in said.output
+    assert not (tmp_path / "out").exists()

@@ -481,6 +481,7 @@ def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
     [
         (["{home}/nothing"], "does not exist; train or merge it first"),
         (["{home}/original", "--data", "{home}/no"], "the data folder .*no does not exist"),
+        (["{home}/original", "--data", "{home}/data", "--samples", "-1"], "-1 is not in the range"),
         (["{home}/original", "--data", "{home}/data"], "an AUC needs at least 20"),
         (
             ["{home}/original", "--data", "{home}/data", "--min-members", "1", "--original", "x"],

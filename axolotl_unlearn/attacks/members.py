@@ -14,7 +14,7 @@ import torch
 from scipy.stats import norm
 
 from axolotl_unlearn.attacks.registry import Attack, Outcome, Target
-from axolotl_unlearn.attacks.target import bound_to
+from axolotl_unlearn.attacks.target import bound_to, with_control
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
@@ -27,7 +27,7 @@ from axolotl_unlearn.metrics.membership import (
     gap_of,
     tpr_at_fpr,
 )
-from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
+from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 from axolotl_unlearn.report.terminal import grid
 
 #: (id, text) of each.
@@ -207,7 +207,7 @@ def attack_models(
     """What the file of each model holds; ``kind``: "membership" or "inside"."""
     if limit is not None and limit < 1:
         raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="attack.limit")
-    specs = parse_models([*models, *([control] if control else [])])
+    specs = with_control(models, control)
     sets = load_sets(data_dir, parts=("mia",), join=join)
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")

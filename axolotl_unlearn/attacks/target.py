@@ -71,9 +71,21 @@ def make_subjects(
     model: str, records: Sequence[Record], control: str | None = None, **settings: Any
 ) -> tuple[AttackTarget, AttackTarget | None]:
     """The attacked model and the control (a model that never saw the forget set), checked."""
-    specs = parse_models([model] if control is None else [model, control])
+    specs = with_control([model], control)
     first, *other = (AttackTarget(spec, records, **settings) for spec in specs)
     return first, other[0] if other else None
+
+
+def with_control(models: Sequence[str], control: str | None) -> list[ModelSpec]:
+    """The models, then their control, if there is one; raises UnlearnError where it is one."""
+    specs = parse_models([*models, *([control] if control else [])])
+    own = weights_digest(specs[-1]) if control else None
+    for one in specs[: len(models)]:
+        if own and weights_digest(one) == own:
+            says = f"--control: {specs[-1].name} has the weights of {one.name} and shows nothing"
+            cure = "name a model that never saw the rows"
+            raise UnlearnError(f"{says}; {cure}.", code="attack.own-control")
+    return specs
 
 
 def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:

@@ -24,7 +24,12 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.option("--backend", type=BACKENDS, default="transformers", help="auto: vLLM on a GPU.")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--canaries", type=FILE, help="Rows by coin.  [canaries.jsonl of the data folder]")
-@click.option("--samples", default=0, help="Draws of each forget row, as long again each.")
+@click.option(
+    "--samples",
+    default=0,
+    type=click.IntRange(0),
+    help="Draws of each forget row, as long again each.",
+)
 @click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
 @click.option("--with-text", "keep_texts", is_flag=True, help="Keep texts in cache and results.")
