@@ -308,6 +308,7 @@ def what_speaks_against_an_exact_way(made: Request) -> None:
         judged = exact(made)
         assert judged["outcome"] == outcome, (content == texts, found)
         guessed = any("1 of 2 rows of earlier requests" in one for one in judged["limits"])
+        assert not any("base model learned" in one for one in judged["limits"])  # a record says it
         assert guessed == (said in found.get("lines", ()))
     audited.write_text(whole[0], "utf-8")
     results = made.path("eval", "results.json")

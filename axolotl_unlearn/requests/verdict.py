@@ -49,8 +49,6 @@ POWER = 0.8
 CONTROL = 0.5
 #: Extraction strength above the teacher's from which a row counts as learned word by word.
 LEARNED = 0.2
-#: What no way does away with.
-BASE = "what the base model learned before this fine-tuning is no part of the request"
 #: What `write` reads: the model after forgetting and its teacher are called so in eval/.
 AFTER, TEACHER = "after", "teacher"
 #: The figures of a document that a record repeats.
@@ -405,7 +403,7 @@ def exact(request: Request) -> dict[str, Any]:
     readings = Counter(line["reading"] for line in documents)
     recites = sum(line.get("extraction_strength") == 1 for line in base)
     says = sum(bool(line.get("answers_said")) for line in base)
-    missing, limits, n = unread_requests(request), [BASE], len(documents)
+    missing, limits, n = unread_requests(request), [], len(documents)
     missing += [finding.says for finding in broken if finding.missing]
     if recited := readings["recited"]:
         missing.append(
