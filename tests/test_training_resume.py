@@ -227,3 +227,15 @@ def test_the_last_whole_checkpoint_is_taken(saved, tmp_path, caplog):
     choose_checkpoint(cfg)
     assert not cfg["auto_resume_from_checkpoints"] and "from the start" in caplog.text
     assert "has no optimizer (`save_only_model`?)" in caplog.text
+
+
+def test_a_checkpoint_of_older_code_counts_answers_by_kind(stage):  # noqa: F811
+    """It ended with a TypeError."""
+    out = run(stage, "older", "lora")
+    for step in range(4, STEPS + 1):
+        shutil.rmtree(out / f"checkpoint-{step}")
+    (counts,) = (out / "checkpoint-3").rglob("reference-*.json")
+    assert json.loads(counts.read_text()) > 0
+    counts.write_text('{"logp": 2, "states": 1}')
+    run(stage, "older", "lora", **RESUMING)
+    assert (out / f"checkpoint-{STEPS}").is_dir()

@@ -24,10 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 #: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
 READS, FILE = "reads", "file"
 #: What to do about rows of these roles that are forget rows, too.
-CURES = {
-    "retain": KEPT,
-    "alternative": "write another answer",
-}
+CURES = {"retain": KEPT, "alternative": "write another answer"}
 #: Rows up to which near-duplicates are looked for: pairs take time.
 MOST_COMPARED = 10_000
 

@@ -328,7 +328,7 @@ class Ledger:
         new = any("format" in entry for entry in entries[: -1 if killed else None])
         if not (killed or head == [len(entries), before]) or (new and not bound):
             says = f"{self.path} has {len(entries)} entries that do not end where {HEAD} says"
-            cure = f"(entry {head[0]}): the end was changed, removed or added; restore both"
+            cure = f"(entry {head[0]}): its end was changed; restore both from a copy"
             code = "ledger.end" if self.path.exists() else "ledger.missing"
             raise fault(code, f"{says} {cure}.")
         # An empty ledger is a new one only where no request has a record.
