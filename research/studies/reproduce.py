@@ -198,8 +198,9 @@ class Real(Tiny):
         preset = ROOT / "axolotl_unlearn" / "presets" / f"{METHODS[method]}.yml"
         block = yaml.safe_load(preset.read_text("utf-8"))["unlearn"]
         block.pop("data", None)
+        kept = ("retain", "background") if "retain" in block else ()
         changes = {"base_model": self.path("original"), "unlearn": block, "learning_rate": rate,
-                   "datasets": self.rows("forget", "retain", "background")}  # fmt: skip
+                   "datasets": self.rows("forget", *kept)}  # fmt: skip
         if method == "match":
             teacher = {"model": str(self.base), "adapter": str(self.out / "teacher")}
             block = {"preset": "never-seen", "teacher": teacher,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.records import read_json_lines
-from research.studies.reproduce import SOURCES
+from research.runs import changed
+from research.studies.reproduce import METHODS, SOURCES, Real
 from research.studies.tofu import SEED, Tofu, over_authors
 
 
@@ -32,3 +36,16 @@ def test_no_author_is_on_two_sides(tmp_path):
     rows = read_json_lines(data / "scored/retain_perturbed.jsonl")
     kept = {(row["question"], row["answer"]) for row in rows}
     assert kept <= questions[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_given_the_rows_that_it_uses(tmp_path, monkeypatch, method):
+    """A config with retained rows that no objective reads is refused, and the tries with it."""
+    monkeypatch.setattr(Real, "draw", lambda world: setattr(world, "base", tmp_path / "base"))
+    world, seen = Real(tmp_path, 1), {}
+    world.measure = lambda name: None
+    world.runs = SimpleNamespace(train=lambda name, example, changes: seen.update(changes))
+    world.method("name", method, 0.001)
+    args = parse_unlearn(changed({}, seen)["unlearn"])
+    rows = {entry["type"].rsplit(".", 1)[1] for entry in seen["datasets"]}
+    assert rows == {"forget"} | ({"retain"} if args.retain else set())
