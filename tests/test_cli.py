@@ -66,9 +66,9 @@ def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
     """Lines of prose are broken at its width; a path was, too, and then copied in two parts."""
     out, sides = tmp_path / ("x" * 60), ("--forget", "--retain")
     rows = [str(word) for side in sides for word in (side, home / f"{side[2:]}.jsonl")]
-    words = ["init", "--base-model", "m", *rows, "--out", str(tmp_path / "my.yml")]
+    words = ["init", "--base-model", "m", *rows, "--out", str(tmp_path / "my own.yml")]
     said = CliRunner().invoke(unlearn, words, terminal_width=40).output
-    assert f"\nNext: axolotl-unlearn check {tmp_path / 'my.yml'}\n" in said, said
+    assert f"\nNext: axolotl-unlearn check '{tmp_path / 'my own.yml'}'\n" in said, said
     said = CliRunner().invoke(unlearn, ["examples", str(out)], terminal_width=40).output
     assert f"{out}/README.md" in said and said.count("\n") > 2, said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -67,6 +68,6 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options):
     said = [
         *(table(judged), *judged.reasons),
         *(f"{one['name']}: {one['canaries']['sentence']}" for one in coins),
-        f"Results: {file} (page: axolotl-unlearn report {out})",
+        f"Results: {file} (page: axolotl-unlearn report {quote(str(out))})",
     ]
     return Answer({"file": file, **found, "verdicts": judged.labels}, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from string import Template
 
 import click
@@ -67,8 +68,8 @@ def command(kind: str, out: Path | None, **given):
     # As the model will read them, if its tokenizer is here.
     first = first_rows(cfg) if (cfg := yaml.safe_load(text)).get("unlearn") else []
     write(out, text)
-    then = f"axolotl train {out}" if kind == "request" else f"axolotl-unlearn check {out}"
-    lines = [f"{out} is written.", *said, *first, f"Next: {then}"]
+    then = "axolotl train" if kind == "request" else "axolotl-unlearn check"
+    lines = [f"{out} is written.", *said, *first, f"Next: {then} {quote(str(out))}"]
     return Answer({"config": out, "rows": said}, lines)
 
 

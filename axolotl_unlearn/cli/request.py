@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -137,7 +138,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     if options.subjects:
         yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
     yield from (f"Limit: {limit}." for limit in facts["limits"])
-    yield f"Next: axolotl-unlearn request run {out}"
+    yield f"Next: axolotl-unlearn request run {quote(str(out))}"
 
 
 @command.command("plan")
@@ -200,7 +201,8 @@ def run(folder: Path, **given: Any):
         f"Verdict: {verdict['outcome']}{'' if verdict['good'] else ', accepted'}. Model: {model}",
         *(f"Limit: {limit}." for limit in verdict["limits"]),
         f"Record: {record} (page: {page})",
-        f"Next: axolotl-unlearn request erase {folder}",  # the model before is still there
+        # The model before is still there.
+        f"Next: axolotl-unlearn request erase {quote(str(folder))}",
     ]
     return Answer({"model": model, "verdict": judged, "record": record, "page": page}, said)
 
