@@ -410,6 +410,29 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
                      atol=0.35, rtol=0.05)  # fmt: skip
 
 
+def test_the_state_of_the_first_process_is_the_best_one(monkeypatch):
+    """Its shard: by the last bits of its own figures another process left the last step's."""
+    row = {"kind": 0, "task": 0, "input_ids": [3, 4, 5], "labels": [-100, 4, 5]}
+    rows = ScoredRows([row], SimpleNamespace(decode=lambda ids, **_: "word"))
+    callback = LevelCallback(ARGS, Level(), rows, rows, rows, stopping=Stopping(start=1.0), rank=1)
+    model = torch.nn.Linear(1, 1)
+    own, first = {1: (False, False), 2: (True, False)}, {1: (True, False), 2: (False, False)}
+
+    def watch(model, step, correct):
+        if own[step][0]:
+            callback.stopping.best_step = step
+        return own[step]
+
+    callback.watch = watch
+    state = SimpleNamespace(max_steps=2, is_world_process_zero=False)
+    for state.global_step in own:
+        monkeypatch.setattr(level, "broadcast_object_list", lambda _: [first[state.global_step]])
+        torch.nn.init.constant_(model.weight, state.global_step)
+        callback.on_step_end(None, state, SimpleNamespace(should_log=False), model=model)
+    callback.on_train_end(None, state, SimpleNamespace(), model=model)
+    assert model.weight.item() == 1.0
+
+
 def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     """A forget set of questions alone (TOFU): no attack was made, and the rule failed on nothing.
     Beside documents they are still left out."""

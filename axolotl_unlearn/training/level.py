@@ -528,9 +528,9 @@ class LevelCallback(Extension):
         rule = self.stopping
         if self.kept and rule.best_step != state.global_step:
             LOG.info("the state of step %s is the best one and is kept.", rule.best_step)
-            for name, p in model.named_parameters():
-                if name in self.kept:
-                    p.copy_(self.kept[name])
+        for name, p in model.named_parameters():  # the first process's best, whatever one's own is
+            if name in self.kept:
+                p.copy_(self.kept[name])
         if fault := rule.fault():
             LOG.warning(fault)
         if self.out is not None and state.is_world_process_zero:
