@@ -72,8 +72,10 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     assert any("suppression list: " in one for one in verify(folder).says)
 
 
-def test_a_list_that_is_gone_is_missed(folder):
+def test_a_list_that_is_gone_is_missed(folder, tmp_path, monkeypatch):
     """Without the rows it was written anew, and empty."""
+    monkeypatch.chdir(tmp_path)  # which `erase` reads whole
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     erase(plan(folder, with_data=True))
     (folder.parent / "suppression.json").unlink()
     shutil.copytree(folder, kept := folder.with_name("kept"))
