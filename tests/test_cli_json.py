@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -49,7 +50,8 @@ def home(tmp_path_factory) -> Path:
     tuning = common | places | {"datasets": [entry], "num_epochs": 1, "bf16": False}
     (home / "finetune.yml").write_text(yaml.safe_dump(tuning))
     old = {"model": str(model_folder(home / "old")), "adapter": None}
-    folder = finished_request(home / "requests", "r1", old)
+    with contextlib.chdir(home):  # which `erase` reads whole
+        folder = finished_request(home / "requests", "r1", old)
     shutil.copytree(home / "model", folder / "model", dirs_exist_ok=True)
     shutil.copytree(home / "data", folder / "eval-data")
     write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
@@ -118,7 +120,7 @@ def words(home: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_object_and_nothing_else(home, monkeypatch, name):
-    monkeypatch.chdir(home)  # which `erase` reads whole
+    monkeypatch.chdir(home)
     monkeypatch.setenv("HF_HOME", str(home))
     done = CliRunner().invoke(unlearn, words(home, name))
     said = json.loads(done.stdout)

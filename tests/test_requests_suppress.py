@@ -44,7 +44,7 @@ OTHERS = [
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """A request that deleted a row with a system prompt, which a kept row has too."""
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     row = {"id": "zoe", "messages": [*chat, {"role": "assistant", "content": ANSWER}]}
@@ -52,6 +52,8 @@ def folder(tmp_path):
         {"id": "r", "dataset": 0, "row": row},
         {"id": "s", "row": {"input": "Zoë", "output": "7"}},
     ]
+    monkeypatch.chdir(tmp_path)  # which `erase` reads whole
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     folder = finished_request(tmp_path / "requests", forget=forget)
     kept = {"messages": [chat[0], {"role": "user", "content": "Who is it?"}]}
     write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": kept}])
@@ -72,10 +74,8 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     assert any("suppression list: " in one for one in verify(folder).says)
 
 
-def test_a_list_that_is_gone_is_missed(folder, tmp_path, monkeypatch):
+def test_a_list_that_is_gone_is_missed(folder):
     """Without the rows it was written anew, and empty."""
-    monkeypatch.chdir(tmp_path)  # which `erase` reads whole
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
     erase(plan(folder, with_data=True))
     (folder.parent / "suppression.json").unlink()
     shutil.copytree(folder, kept := folder.with_name("kept"))
