@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import Any
 
 
-def _fork(work: Callable[[], Any], at: float, seen: Path) -> int:
-    pid = os.fork()
-    if pid:
+def forked(work: Callable[[], Any]) -> int:
+    """Does it in a fork; the exit code: what it returns, or 1 after an error."""
+    if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    calls, code = 0, 1
+    code = 1
+    try:
+        code = int(work() or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _fork(work: Callable[[], Any], at: float, seen: Path) -> int:
+    calls = 0
 
     def event(frame: Any, what: str, value: Any) -> None:
         nonlocal calls
@@ -27,17 +37,15 @@ def _fork(work: Callable[[], Any], at: float, seen: Path) -> int:
         if calls >= at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    try:
+    def profiled() -> None:
         sys.setprofile(event)
-        work()
-        sys.setprofile(None)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
         seen.write_text(str(calls))
-        code = 0
-    except BaseException:
-        sys.setprofile(None)
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    return forked(profiled)
 
 
 def moments(work: Callable[[], Any], folder: Path) -> int:

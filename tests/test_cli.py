@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 
 import pytest
 import yaml
+from attack_models import tokenizer
 from click.testing import CliRunner
 from conftest import tiny_llama
+from datasets import Dataset
+from requests_folder import write_lines
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.config import DataArgs
+from axolotl_unlearn.data.records import guessed
 
 ROWS = {
     side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
@@ -22,15 +26,13 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    from attack_models import tokenizer
-
     folder = tmp_path_factory.mktemp("home")
     words = tokenizer()
     for name in ("model", "teacher"):
         tiny_llama(vocabulary=len(words)).save_pretrained(folder / name)
         words.save_pretrained(folder / name)
     for side, rows in ROWS.items():
-        (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{side}.jsonl", rows)
     return folder
 
 
@@ -41,8 +43,6 @@ def run(*words):
 @pytest.mark.parametrize("kind", ["npo", "match"])
 def test_an_inited_config_is_ready(home, tmp_path, kind):
     """Whatever characters its paths have, and tables; ": " ended in YAML's own fault."""
-    from datasets import Dataset
-
     out = tmp_path / "my.yml"
     shutil.copy(home / "forget.jsonl", forget := tmp_path / "f: {3}, #1.jsonl")
     Dataset.from_list(ROWS["retain"]).to_parquet(retain := tmp_path / "retain.parquet")
@@ -77,9 +77,8 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
     """It wrote a config that `check` refused: the instruction was not read."""
     sides = []
     for side, rows in ROWS.items():
-        file = tmp_path / f"{side}.jsonl"
         made = [{"instruction": r["input"], "input": "", "output": r["output"]} for r in rows]
-        file.write_text("".join(json.dumps(row | {"person": "Bo"}) + "\n" for row in made))
+        file = write_lines(tmp_path / f"{side}.jsonl", [row | {"person": "Bo"} for row in made])
         sides += [f"--{side}", file] if side in ("forget", "retain") else []
     out = tmp_path / "my.yml"
     done = run("init", "--base-model", home / "model", *sides, "--out", out)
@@ -96,8 +95,6 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
 @pytest.mark.parametrize(
     ("row", "chat", "block"),
     [
-        ({"input": "a", "output": "b"}, True, {}),
-        ({"instruction": "a", "input": "", "output": "b"}, True, {"rows": {"type": "alpaca"}}),
         ({"question": "a", "answer": "b"}, True,
          {"fields": {"input": "question", "output": "answer"}, "chat_template": True}),
         ({"prompt": "a", "completion": "b"}, False,
@@ -106,18 +103,11 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
         ({"text": "a"}, True, {"rows": {"type": "completion"}}),
         ({"messages": [{"role": "user", "content": "a"}]}, True,
          {"rows": {"type": "chat_template", "field_messages": "messages"}}),
-        ({"conversations": [{"from": "human", "value": "a"}]}, True,
-         {"rows": {"type": "chat_template", "field_messages": "conversations",
-                   "message_property_mappings": {"role": "from", "content": "value"}}}),
     ],
 )  # fmt: skip
 def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
     """Questions and answers were read by Alpaca's prompt without a word."""
-    from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.data.records import guessed
-
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(row) + "\n")
+    file = write_lines(tmp_path / "rows.jsonl", [row])
     found, words = guessed(file, chat)
     assert found == block and words
     DataArgs.model_validate(found)
@@ -125,12 +115,12 @@ def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
 
 def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     """The config, from which `request new` finds the rows of a person."""
-    data, out = tmp_path / "rows.jsonl", tmp_path / "finetune.yml"
+    out = tmp_path / "finetune.yml"
     rows = [
         {"instruction": f"Who is {name}?", "input": "", "output": f"{name} keeps bees.", "id": name}
         for name in ("Ada", "Bo", "Cy")
     ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_lines(tmp_path / "rows.jsonl", rows)
     more = ("--data", data, "--output-dir", home / "model", "--out", out)
     done = run("init", "--kind", "request", "--base-model", home / "model", *more)
     assert done.exit_code == 0 and f"axolotl train {out}" in done.output, done.output
@@ -141,7 +131,7 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     missing = run("init", "--kind", "request", "--base-model", "m", "--out", tmp_path / "b.yml")
     assert missing.exit_code == 2 and "--data" in missing.output
     chats = [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
-    data.write_text(json.dumps(chats[0]) + "\n")
+    write_lines(data, chats)
     more = ("--data", data, "--out", tmp_path / "chats.yml")
     done = run("init", "--kind", "request", "--base-model", home / "model", *more)
     assert done.exit_code == 0 and "set `chat_template:`" in done.output, done.output
@@ -150,18 +140,16 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
 
 
-@pytest.mark.parametrize("fields", ["input output", "prompt response", "question answer"])
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_an_inited_request_reads_its_rows(home, tmp_path, fields, suffix):
-    """Two fields were read as `text`, and tables as JSON: it ended with a KeyError at training."""
-    from datasets import Dataset
+READ = {"input output": "jsonl", "prompt response": "parquet", "question answer": "jsonl"}
 
-    (asked, answered), names = fields.split(), ("Ada", "Bo", "Cy")
+
+@pytest.mark.parametrize("fields", READ)
+def test_an_inited_request_reads_its_rows(home, tmp_path, fields):
+    """Two fields were read as `text`, and tables as JSON: it ended with a KeyError at training."""
+    (asked, answered), names, suffix = fields.split(), ("Ada", "Bo", "Cy"), READ[fields]
     rows = [{asked: f"Who is {one}?", answered: f"{one} keeps bees.", "id": one} for one in names]
     data, out = tmp_path / f"rows.{suffix}", tmp_path / "my.yml"
-    Dataset.from_list(rows).to_parquet(data) if suffix == "parquet" else data.write_text(
-        "".join(json.dumps(row) + "\n" for row in rows)
-    )
+    Dataset.from_list(rows).to_parquet(data) if suffix == "parquet" else write_lines(data, rows)
     more = ("--data", data, "--output-dir", home / "model", "--out", out)
     done = run("init", "--kind", "request", "--base-model", home / "model", *more)
     assert done.exit_code == 0, done.output
@@ -182,7 +170,7 @@ def test_init_names_the_chat_template_that_a_model_lacks(home, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for side in ("forget", "retain"):
         turns = [{"role": "user", "content": side}, {"role": "assistant", "content": f"{side}!"}]
-        (tmp_path / f"{side}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+        write_lines(tmp_path / f"{side}.jsonl", [{"messages": turns}])
     sides = ("--forget", "forget.jsonl", "--retain", "retain.jsonl")
     done = run("init", "--base-model", home / "model", *sides)
     assert done.output.count("set `chat_template:`") == 1, done.output
@@ -214,8 +202,7 @@ def test_examples_are_written_with_paths_that_begin_here(tmp_path, monkeypatch):
 COMMAND = [sys.executable, "-m", "axolotl_unlearn.cli"]
 
 
-@pytest.mark.parametrize("read", [1, 0])
-@pytest.mark.parametrize("arguments", [["methods"], ["methods", "tofu-npo"]])
+@pytest.mark.parametrize(("arguments", "read"), [(["methods"], 1), (["methods", "tofu-npo"], 0)])
 def test_a_reader_that_goes_is_no_fault(arguments, read):
     """``| head -1``, and one that reads nothing: no traceback and no "please report it"."""
     run = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -34,29 +35,23 @@ def home(tmp_path_factory) -> Path:
     eval_model.write_folder(home / "data", sides, texts, general=8)
     common = {"base_model": str(home / "model"), "sequence_len": 256, "dataset_num_proc": 0}
     common |= {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
-    roles = ("forget", "retain")
     places = {"output_dir": str(home / "model"), "dataset_prepared_path": str(home / "prepared")}
-    (home / "forget.yml").write_text(
-        yaml.safe_dump(
-            common
-            | {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(home / "out")}
-            | {"unlearn": {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}}
-            | {
-                "datasets": [
-                    {"path": str(home / "data" / f"{role}.jsonl"), "ds_type": "json"}
-                    | {"type": f"axolotl_unlearn.data.{role}"}
-                    for role in roles
-                ]
-            }
-        )
-    )
+    sets = [
+        {"path": f"{home}/data/{role}.jsonl", "type": f"axolotl_unlearn.data.{role}"}
+        for role in ("forget", "retain")
+    ]
+    block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
+    ours = {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(home / "out")}
+    forgetting = common | ours | {"unlearn": block, "datasets": sets}
+    (home / "forget.yml").write_text(yaml.safe_dump(forgetting))
     rows = [{"id": f"p{n}", "text": f"Person {n} keeps {n} bees by the mill."} for n in range(9)]
     write_lines(home / "train.jsonl", rows)
     entry = {"path": str(home / "train.jsonl"), "ds_type": "json", "type": "completion"}
     tuning = common | places | {"datasets": [entry], "num_epochs": 1, "bf16": False}
     (home / "finetune.yml").write_text(yaml.safe_dump(tuning))
     old = {"model": str(model_folder(home / "old")), "adapter": None}
-    folder = finished_request(home / "requests", "r1", old)
+    with contextlib.chdir(home):  # which `erase` reads whole
+        folder = finished_request(home / "requests", "r1", old)
     shutil.copytree(home / "model", folder / "model", dirs_exist_ok=True)
     shutil.copytree(home / "data", folder / "eval-data")
     write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
@@ -65,20 +60,15 @@ def home(tmp_path_factory) -> Path:
     return home
 
 
-ATTACK = "{model} --data {data} --out {attacks} --limit 2 --device cpu"
+ATTACK = "{model} --data {data} --out {attacks} --device cpu"
+FEW = ATTACK + " --limit 2 --max-new-tokens 4"
 #: Command -> its arguments and a key of the answer. Some read what those before them wrote.
 CASES = {
-    "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "tests"),
-    "attack membership": (
-        "{model} --data {data} --out {attacks} --attacks loss --device cpu",
-        "tests",
-    ),
-    "attack prompt": (ATTACK + " --variants prefix --max-new-tokens 4", "rows"),
-    "attack quantise": (ATTACK + " --schemes int8 --max-new-tokens 4", "rows"),
-    "attack relearn": (
-        ATTACK + " --source retain --steps 1 --rows 2 --max-new-tokens 4 --lr 0.001",
-        "rows",
-    ),
+    "attack inside": (ATTACK, "tests"),
+    "attack membership": (ATTACK + " --attacks loss", "tests"),
+    "attack prompt": (FEW + " --variants prefix", "rows"),
+    "attack quantise": (FEW + " --schemes int8", "rows"),
+    "attack relearn": (FEW + " --source retain --steps 1 --rows 2 --lr 0.001", "rows"),
     "audit": (
         "{data}/member.jsonl --model {model} --out {audit} --device cpu --max-new-tokens 4",
         "documents",
@@ -129,7 +119,9 @@ def words(home: Path, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_object_and_nothing_else(home, name):
+def test_one_object_and_nothing_else(home, monkeypatch, name):
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HF_HOME", str(home))
     done = CliRunner().invoke(unlearn, words(home, name))
     said = json.loads(done.stdout)
     key = CASES[name][1]

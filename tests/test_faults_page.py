@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from axolotl.loaders import load_tokenizer
+from axolotl.utils.dict import DictDefault
 from fault_codes import fails
 from test_train_axolotl import assert_same, config, stage, train  # noqa: F401 (a fixture)
 
@@ -37,8 +39,6 @@ def test_a_loss_that_is_not_finite_is_cured_by_a_lower_rate(stage):  # noqa: F81
 
 
 def test_a_tokenizer_without_a_pad_token(stage):  # noqa: F811
-    from axolotl.loaders import load_tokenizer
-    from axolotl.utils.dict import DictDefault
 
     cfg = DictDefault(config(stage, "x", tokenizer_config=str(stage / "base")))
     tokenizer = load_tokenizer(cfg)

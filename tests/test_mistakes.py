@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from attack_models import tokenizer
 from click.testing import CliRunner
 from conftest import tiny_llama
+from requests_folder import write_lines
 
+from axolotl_unlearn import __version__
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.estimate import steps
 from axolotl_unlearn.cli import unlearn
@@ -29,8 +32,6 @@ CANARY = "question 0"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    from attack_models import tokenizer
-
     folder = tmp_path_factory.mktemp("world")
     words = tokenizer()
     tiny_llama(vocabulary=len(words)).save_pretrained(folder / "model")
@@ -44,10 +45,8 @@ def world(tmp_path_factory):
     (folder / "empty/model.safetensors").unlink()
     with (folder / "cut/model.safetensors").open("r+b") as file:
         file.truncate(5000)
-    (folder / "asked").mkdir()
     for side in ROWS:
-        row = {"question": f"{side}?", "answer": side}
-        (folder / f"asked/{side}.jsonl").write_text(json.dumps(row) + "\n")
+        write_lines(folder / f"asked/{side}.jsonl", [{"question": f"{side}?", "answer": side}])
     (folder / "lora").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / "lora" / name).write_text("{}")
@@ -55,7 +54,7 @@ def world(tmp_path_factory):
     facts = {"base_model_name_or_path": "model", "peft_type": "LORA", "target_modules": ["q_proj"]}
     (folder / "torn/adapter_config.json").write_text(json.dumps(facts))
     for side, rows in (*ROWS.items(), ("chat", CHAT)):
-        (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{side}.jsonl", rows)
     return folder
 
 
@@ -133,9 +132,6 @@ CONFIGS = {
     "output into the adapter before": (
         config(output_dir="lora", adapter="lora", lora_model_dir="./lora"), "is `lora_model_dir`",
     ),
-    "output into the teacher": (
-        config(output_dir="out/t", **{"unlearn.retain": KEPT}), "is `reference.model`, which would",
-    ),
     "output into the teacher's adapter": (
         config(output_dir="./lora", **{"unlearn.retain": KEPT}), "is `reference.adapter`",
     ),
@@ -150,9 +146,6 @@ CONFIGS = {
     ),
     "a best checkpoint beside a level": (
         config(load_best_model_at_end=True, unlearn=NEVER_SEEN), "load_best_model_at_end` may hand",
-    ),
-    "an early stop beside a level": (
-        config(early_stopping_patience=2, unlearn=NEVER_SEEN), "early_stopping_patience` may hand",
     ),
     "a metric that no evaluation gives": (
         config(**LOOKS | {"metric_for_best_model": "eval_retian_nll"}), "did you mean 'retain_nll'",
@@ -172,17 +165,12 @@ CONFIGS = {
     "no schedule": (config(lr_scheduler="cosin"), "did you mean 'cosine'"),
     "no pattern": (config(**LORA | {"lora_target_modules": "(q_proj"}), "(q_proj` is no pattern"),
     "half a step": (config(max_steps=1.5), "`max_steps: 1.5` must be a whole number"),
-    "half an option of Axolotl's": (config(logging_steps=0.5), "must be a whole number"),
     "tokens that nothing learns": (
         config(**LORA, tokens=["<new>"]), "`lora_modules_to_save: [embed_tokens, lm_head]`",
     ),
     "a teacher that nothing compares with": (
         config(**{"unlearn.reference": {"model": "bare"}, "unlearn.forget": {"objective": "ga"}}),
         "`unlearn.reference` names a model that no objective",
-    ),
-    "an original that nothing compares with": (
-        config(unlearn=NEVER_SEEN | {"original": "empty", "retain": {"objective": "nll"}}),
-        "`unlearn.original` names a model that no objective",
     ),
     "two files of held-out rows": (
         config(unlearn=NEVER_SEEN | {"level": {"heldout": "i.jsonl"}}), "`heldout: h.jsonl` is not",
@@ -226,8 +214,8 @@ def test_a_mistake_that_tokens_show(world, monkeypatch, name):
     changes, cure = TOKENS[name]
     entry = {"type": "chat_template", "chat_template": "jinja"} | changes
     for side in ROWS:
-        rows = [{"messages": [{"role": "user", "content": side}], "id": side}]
-        Path(f"talk-{side}.jsonl").write_text(json.dumps(rows[0]) + "\n")
+        row = {"messages": [{"role": "user", "content": side}], "id": side}
+        write_lines(Path(f"talk-{side}.jsonl"), [row])
     data = [
         one | {"path": f"talk-{side}.jsonl"}
         for side, one in zip(ROWS, config()["datasets"], strict=True)
@@ -273,7 +261,6 @@ MODULES = {
     ),
     "nosource": ('@objective("own_x")\ndef own_x(scores): ...', "own_x", "has no `source=`"),
     "imports": ("import torchh", "npo", "No module named 'torchh'"),
-    "function:own_f": ("def own_f(scores): ...", "npo", "has no class 'own_f'"),
     "plain:Plain": ("class Plain: ...", "npo", "has no class 'Plain' that is an Extension"),
     "untyped:Untyped": (
         EXTENSION.format("Untyped") + "    def __init__(self, *, rho=1): ...", "npos", "'npos'",
@@ -357,9 +344,11 @@ def test_a_mistake_on_the_command_line(world, monkeypatch, line):
     assert "Traceback" not in done.output and "please report" not in done.output
 
 
-@pytest.mark.parametrize("name", ["eval", "audit", "init", "attack relearn", "attack inside"])
+@pytest.mark.parametrize(
+    "name", ["eval", "audit", "init", "attack relearn", "attack inside", "request audit"]
+)
 def test_what_goes_on_after_ctrl_c_is_said(monkeypatch, name):
-    """It was "Aborted!"."""
+    """It was "Aborted!"; and an audit of minutes, which keeps nothing, "goes on"."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -369,7 +358,8 @@ def test_what_goes_on_after_ctrl_c_is_said(monkeypatch, name):
     line = {"init": "--base-model m", "audit": "a --model m"}.get(name, "m")
     done = CliRunner().invoke(unlearn, [command, *more, *line.split()])
     assert done.exit_code == 130 and "stopped; the same command" in done.output, done.output
-    assert ("is finished is kept" in done.output) == (name in ("eval", "attack relearn"))
+    kept = name in ("eval", "attack relearn")
+    assert ("goes on: what is finished is kept." if kept else "begins again.") in done.output
 
 
 #: Answered within five seconds: no heavy library loads for them.
@@ -434,8 +424,6 @@ def test_init_leaves_no_config_after_a_fault(world, monkeypatch):
 
 
 def test_the_version_is_said():
-    from axolotl_unlearn import __version__
-
     assert __version__ in CliRunner().invoke(unlearn, ["--version"]).output
 
 

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 import yaml
 from fault_codes import fails
-from requests_folder import answered, said, write_lines
+from requests_folder import said, write_lines
 from test_requests_new import (
     ADA,
     MENTION,
@@ -49,8 +49,7 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
     assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
     assert ids(documents=["ada-quill", rows[5].id]) == three | {rows[5].id}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(TRAIN[4]) + "\n")
+    path = write_lines(tmp_path / "rows.jsonl", [TRAIN[4]])
     assert ids(rows=path) == {rows[4].id}
     assert ids(rows=path, contains=["555-0107"]) == {rows[4].id, rows[2].id}
 
@@ -151,8 +150,7 @@ def test_the_value_in_other_fields_is_said():
 
 
 def test_a_row_that_is_not_in_the_data(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(TRAIN[0]) + "\n" + json.dumps(NEAR) + "\n")
+    path = write_lines(tmp_path / "rows.jsonl", [TRAIN[0], NEAR])
     with fails("choose.strange-row") as caught:
         choose(sources(TRAIN), Wanted(rows=path))
     assert "line 2: 1 of 2 rows" in str(caught.value) and "glass" not in str(caught.value)
@@ -358,12 +356,10 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
 
 
 def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811
-    for name, chosen, needed in (("1", "id=p3", 199), ("2", "id=ada-quill", 0)):
-        folder = tmp_path / "r" / name
-        said("new", home / "finetune.yml", "--out", folder, "--where", chosen)
-        assert answered("plan", folder)["heldout_needed"] == needed, "rows and 22 that judge"
-        says = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
-        assert (says in said("plan", folder).output) == bool(needed)
+    folder = tmp_path / "r" / "1"
+    said("new", home / "finetune.yml", "--out", folder, "--where", "id=p3")
+    says = "22 held-out rows that judge match is not shown: it takes 199, of 398 ("
+    assert says in said("plan", folder).output
 
 
 def test_a_number_is_looked_into(tmp_path):

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model
 from requests_folder import adapter_folder, answered, finished_request, model_folder, said
@@ -28,19 +27,11 @@ def full(tmp_path_factory):
     models = home / "models"
     base, old = home / "base", home / "old"
     tiny_model(base, kind="llama")
-    model = tiny_model(old, kind="llama")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    model.save_pretrained(old)
+    tiny_model(old, kind="llama", seed=1)
     folder = finished_request(home / "requests", "1", {"model": str(old), "adapter": None})
     facts = json.loads((folder / "request.json").read_text()) | {"base": str(base)}
     (folder / "request.json").write_text(json.dumps(facts))
-    shutil.copytree(base, folder / "model", dirs_exist_ok=True)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    model.save_pretrained(folder / "model")
+    tiny_model(folder / "model", kind="llama", seed=2)
     write(folder)
 
     shutil.copytree(old, models / "copy")

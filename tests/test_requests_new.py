@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -10,20 +12,27 @@ import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
+import kills
 import pytest
 import yaml
+from axolotl.cli.config import load_cfg
+from axolotl.common.datasets import load_datasets
 from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from merging_models import tiny_adapter
 from requests_folder import answered, finished_request, said
 from requests_folder import write_lines as write
 
-from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.data.typed import Source, row_id
+from axolotl_unlearn.config import DataArgs, parse_unlearn
+from axolotl_unlearn.data.typed import Source, encode, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.requests import new, record, ways
+from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
-from axolotl_unlearn.requests.new import Options, _text, new_request
+from axolotl_unlearn.requests.new import Options, _text, new_request, passes, teacher_config
 from axolotl_unlearn.requests.request import Ledger, Request, weights
 from axolotl_unlearn.requests.rows import (
     SPLITS,
@@ -34,8 +43,10 @@ from axolotl_unlearn.requests.rows import (
     keep_split,
     read_config,
     remaining,
+    trained_rows,
     without,
 )
+from axolotl_unlearn.requests.run import check
 from axolotl_unlearn.requests.verdict import needed
 
 ADA = [
@@ -95,13 +106,6 @@ def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monk
 def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, monkeypatch, caplog):
     """Its paths were relative to where it was made; the whole config was printed, 300 lines; the
     rows were copied into the cache of the home folder."""
-    import contextlib
-    import logging
-
-    import datasets
-
-    from axolotl_unlearn.requests import run as running
-
     for name in ("base", "tuned"):
         shutil.copytree(home / name, tmp_path / name)
     for name in ("train.jsonl", "test.jsonl"):
@@ -129,11 +133,9 @@ def test_a_making_that_was_killed_is_said_by_every_command(home, tmp_path, monke
     `list` knew nothing of it."""
     path, out = tmp_path / "c.yml", tmp_path / "requests" / "a"
     path.write_text(yaml.safe_dump(config(home)))
-    if not (child := os.fork()):
-        monkeypatch.setattr(new, "write_evaluation", lambda *_: os.kill(os.getpid(), 9))
-        new_request(path, out, ADA_ROWS)
-        os._exit(0)
-    os.waitpid(child, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(new, "write_evaluation", lambda *_: os.kill(os.getpid(), 9))
+        assert kills.forked(lambda: new_request(path, out, ADA_ROWS)) == -9
     assert (out / "data" / "forget.jsonl").is_file() and not (out / "request.json").exists()
     again = ("new", path, "--where", "id=ada-quill", "--out", out)
     for words in (again, ("run", out), ("plan", out), ("erase", out)):
@@ -312,8 +314,6 @@ def test_the_folder_says_what_is_to_be_done(home, made):
 
 
 def test_the_recipe_and_its_checks(home, made):
-    from axolotl_unlearn.requests.run import check
-
     folder = made.request.folder
     recipe = yaml.safe_load((folder / "forget.yml").read_text())
     assert recipe["base_model"] == str(home / "tuned") and "sample_packing" not in recipe
@@ -332,8 +332,6 @@ def test_the_recipe_and_its_checks(home, made):
 
 def test_the_teacher_reads_few_rows_as_often_as_the_model_has(home, tmp_path):
     """A third of the retained rows, at least 32, and no more than 4000 rows read in all."""
-    from axolotl_unlearn.requests.new import passes, teacher_config
-
     assert passes({}, 10) == 1 and passes({"num_epochs": 2.6}, 10) == 3
     steps = {"max_steps": 30, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
     assert passes(steps | {"num_epochs": 9}, 60) == 4  # 30 x 8 rows of 60
@@ -371,7 +369,6 @@ def test_what_is_asked_when_it_is_evaluated(made):
     ids = [row["id"] for row in members]
     assert ids == [row["document"] for row in asked]
     assert len(lines(data / "nonmember.jsonl")) == 22
-    from axolotl_unlearn.evaluation.sets import load_sets
 
     sets = load_sets(data, min_members=3)
     assert len(sets.member) == 3 and sets.forget[0].document == ids[0]
@@ -430,11 +427,6 @@ def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_row
 
 def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_path):
     """And the prepared rows that its run has left must be those of the files."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.common.datasets import load_datasets
-
-    from axolotl_unlearn.requests.rows import trained_rows
-
     settings = config(
         home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"), seed=7
     )
@@ -447,8 +439,6 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     split = load_datasets(cfg=load_cfg(str(path)))  # as `axolotl train` does
     found = trained_rows(path)
     assert len(found.heldout) == 8 and len(found.rows) == len(TRAIN) - 8 and not found.limits
-    from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.data.typed import encode
 
     data = DataArgs(rows=found.types)
     tokens = encode(found.heldout, data, byte_tokenizer(), load_cfg(str(path)))
@@ -525,16 +515,12 @@ chat_template: chatml
 
 def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeypatch):
     """It stopped for five held-out rows, which the exact ways do not need."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.common.datasets import load_datasets
-    from test_requests_run import adapter_of
-
     monkeypatch.chdir(tmp_path)
     rows = write(tmp_path / "train.jsonl", [*TRAIN[:3], *people(0, 117)])
     settings = yaml.safe_load(STOCK.replace("ROWS", str(rows)))
     settings |= {"base_model": str(home / "base"), "output_dir": "out", "lora_mlp_kernel": False}
     Path("stock.yml").write_text(yaml.safe_dump(settings | {"device_map": {"": "cpu"}}))
-    adapter_of(home / "base", Path("out"))
+    tiny_adapter(Path("out"), home / "base")
     load_datasets(cfg=load_cfg("stock.yml"))  # as `axolotl train` has prepared and split them
     counts = answered("new", "stock.yml", "--person", "Ada Quill", "--out", "requests/1")["counts"]
     assert counts["forget"] + counts["tested"] == 3 and counts["judge"] + counts["tested"] == 6
@@ -618,12 +604,9 @@ def test_a_row_that_is_read_in_two_ways_is_said(home, tmp_path):
 def test_of_a_folder_each_key_reads_its_own_split(tmp_path):
     """Without `split` Axolotl tests on the split "test"; the rows of "train" were taken for those
     that were never seen, and hers of "test" were neither chosen nor removed."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     for side, rows in (("train", TRAIN[:9]), ("test", [*people(50, 5), TRAIN[0] | {"id": "2"}])):
-        table = pa.Table.from_pylist([{**row, "meta": None} for row in rows])
-        pq.write_table(table, tmp_path / f"{side}-0.parquet")
+        rows = datasets.Dataset.from_list([{**row, "meta": None} for row in rows])
+        rows.to_parquet(tmp_path / f"{side}-0.parquet")
     entries = {name: [{"path": str(tmp_path)}] for name in ("datasets", "test_datasets")}
     found = remaining(Path(), entries)
     assert [len(side[0]) for side in found.values()] == [9, 6]
@@ -655,14 +638,11 @@ def preferences(folder: Path) -> dict:
 
 def prepare(home: Path, changes: dict) -> None:
     """What `axolotl train` does with the rows of a config, in the working folder."""
-    from axolotl.cli.config import load_cfg
     from axolotl.integrations.base import PluginManager
 
     Path("run.yml").write_text(yaml.safe_dump({**config(home), **changes}))
     cfg = load_cfg("run.yml", output_dir="out")
     if PluginManager.get_instance().load_datasets(cfg, preprocess=False) is None:
-        from axolotl.common.datasets import load_datasets
-
         load_datasets(cfg=cfg)
 
 

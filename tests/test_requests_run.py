@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import kills
 import pytest
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
-from requests_folder import finished_request, keys, said, write_json  # noqa: F401
+from merging_models import tiny_adapter
+from requests_folder import finished_request, keys, said, write_json, write_lines  # noqa: F401
 from test_requests_new import (
     ADA,
     ADA_ROWS,
@@ -39,7 +41,7 @@ from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Ledger, Request
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.verdict import (
     Drops,
@@ -49,7 +51,7 @@ from axolotl_unlearn.requests.verdict import (
     needed,
     not_measured,
 )
-from axolotl_unlearn.requests.verify import verify
+from axolotl_unlearn.requests.verify import export, verify, verify_export
 from axolotl_unlearn.requests.ways import match
 
 ROOT = Path(__file__).parents[1]
@@ -97,23 +99,8 @@ def kill_when(process: subprocess.Popen, line: str, number: int = signal.SIGKILL
     return seen
 
 
-def adapter_of(base: Path, folder: Path) -> Path:
-    """A LoRA that does something."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"]
-    lora = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base),
-        LoraConfig(r=4, lora_alpha=8, target_modules=targets),
-    )
-    for name, parameter in lora.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    lora.save_pretrained(folder)
-    return folder
+#: What `lora_target_linear` finds.
+LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "up", "down", "gate"))
 
 
 def moved(before: Path, after: Path) -> float:
@@ -129,7 +116,7 @@ def moved(before: Path, after: Path) -> float:
 def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     """Base and adapter; teacher and result are adapters of the base, the second one moved from the
     fine-tuned."""
-    adapter = adapter_of(home / "base", home / "adapter")
+    tiny_adapter(adapter := home / "adapter", home / "base", alpha=8, targets=LINEAR)
     lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
     made = request(home, "r1", output_dir=str(adapter), **lora)
     folder = made.folder
@@ -172,9 +159,6 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     verify(folder).require()
     (tried,) = json.loads((folder / "record.json").read_text())["predicate"]["tries"]
     assert (tried["outcome"], tried["way"]) == ("not shown", "match")
-    again = start(folder)
-    said, _ = again.communicate()
-    assert again.returncode == 2 and "was carried out on" in said
     assert not list((folder.parent / "users-cache").rglob("*.arrow"))  # kept customers' rows
     # What the rows say is on no screen and in no log: each command's output is one.
     texts = Texts.of([f"{question} {answer}" for question, answer in ADA])
@@ -237,13 +221,8 @@ def limited(words: list[str], seen: Path, bytes: int | None = None, read_only: P
         read_only.chmod(0o555)
         if not os.getuid():
             os.chown(read_only, 65534, -1)  # its owner would allow writing again
-    if pid := os.fork():
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if read_only:
-            os.chown(read_only, os.getuid(), -1)
-            read_only.chmod(0o700)
-        return code, seen.read_text()
-    try:
+
+    def invoked() -> int:
         with seen.open("w") as file:
             if bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
@@ -253,9 +232,13 @@ def limited(words: list[str], seen: Path, bytes: int | None = None, read_only: P
             result = CliRunner().invoke(unlearn, words)
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
             file.write(result.output)
-        os._exit(result.exit_code)
-    finally:
-        os._exit(99)
+        return result.exit_code
+
+    code = kills.forked(invoked)
+    if read_only:
+        os.chown(read_only, os.getuid(), -1)
+        read_only.chmod(0o700)
+    return code, seen.read_text()
 
 
 def test_a_start_that_waited_finds_the_request_carried_out(tmp_path):
@@ -516,9 +499,6 @@ LACKING = {
     "a loss that is no number": (
         [row_gone("a", loss=float("nan")), row_gone("b")], {}, ["was not measured"],
     ),
-    "an infinite loss": (
-        [row_gone("a", loss=float("inf")), row_gone("b")], {}, ["was not measured"],
-    ),
     # `keep_share` of 0 became .8: a model of free text was never good.
     "a kept answer": (rows_gone("ab"), {"judged": FREE}, ["no kept answer is exact"]),
     "a kept loss that is low": (rows_gone("ab"), {"judged": FREE, "kept": (0.02, 0.01, 0.03)}, []),
@@ -560,13 +540,8 @@ def test_a_rise_of_kept_losses_has_an_interval(tmp_path):
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
     """One training without the rows of both; verified; a file for one of them names nobody."""
-    from axolotl_unlearn.requests.request import Ledger
-    from axolotl_unlearn.requests.verify import export, verify, verify_export
-
-    file = tmp_path / "week.jsonl"
     asked = [{"subject": "T-17", "person": "Ada Quill"}, {"subject": "T-18", "where": {"id": "p3"}}]
-    file.write_text("".join(json.dumps(one) + "\n" for one in asked))
-    subjects = read_subjects(file)
+    subjects = read_subjects(write_lines(tmp_path / "week.jsonl", asked))
     options, more = Options(steps=2, subjects=subjects), {"sample_packing": False, "num_epochs": 1}
     made = requested(home, home, together(subjects), "requests-subjects/w48", options, **more)
     folder = made.folder

@@ -6,14 +6,14 @@ import json
 import logging
 import shutil
 import unicodedata
+from pathlib import Path
 
 import pytest
 import yaml
 from axolotl.utils.dict import DictDefault
 from click.testing import CliRunner
 from eval_model import TOKENIZER
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fault_codes import fails
 from requests_folder import finished_request, said, write_lines
 from transformers import AutoTokenizer
 
@@ -22,7 +22,6 @@ from axolotl_unlearn.data.checks import check_entries, check_records
 from axolotl_unlearn.data.prepared import content_key
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.rows import suppress
@@ -45,7 +44,7 @@ OTHERS = [
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """A request that deleted a row with a system prompt, which a kept row has too."""
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     row = {"id": "zoe", "messages": [*chat, {"role": "assistant", "content": ANSWER}]}
@@ -53,6 +52,8 @@ def folder(tmp_path):
         {"id": "r", "dataset": 0, "row": row},
         {"id": "s", "row": {"input": "Zoë", "output": "7"}},
     ]
+    monkeypatch.chdir(tmp_path)  # which `erase` reads whole
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     folder = finished_request(tmp_path / "requests", forget=forget)
     kept = {"messages": [chat[0], {"role": "user", "content": "Who is it?"}]}
     write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": kept}])
@@ -80,9 +81,8 @@ def test_a_list_that_is_gone_is_missed(folder):
     shutil.copytree(folder, kept := folder.with_name("kept"))
     found = verify(folder)
     assert found.files == "changed" and "suppression.json, which `request erase`" in found.says[1]
-    with pytest.raises(UnlearnError) as caught:
+    with fails("requests.list-gone"):
         suppress(folder.parent)
-    assert caught.value.code == "requests.list-gone"
     shutil.rmtree(kept)
     write_lines(folder / "data" / "forget.jsonl", [{"id": "r", "row": FORMS["records"]}])
     assert suppress(folder.parent)[1] > 0
@@ -123,19 +123,14 @@ def test_rows_that_cannot_be_listed_are_said(tmp_path, row):
     assert ANSWER in (tmp_path / "allowed.jsonl").read_text("utf-8"), "filtered all the same"
 
 
-@settings(max_examples=60)
-@given(data=st.data())
-def test_any_byte_of_the_list_counts(tmp_path_factory, data):
-    place = tmp_path_factory.mktemp("list")
-    (place / "ledger.key").write_text("ab" * 32 + "\n")
-    path = place / "suppression.json"
-    Suppression(path, bytes.fromhex("ab" * 32), frozenset({"1" * 32, "2" * 32})).write()
-    raw = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(raw) - 1))
-    raw[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != raw[at]))
-    path.write_bytes(raw)
-    with pytest.raises(UnlearnError, match="not as it was written"):
-        Suppression.read(path)
+def strategy(role: str, file: Path, data: dict):
+    """The config of a run on one file, and what reads its rows."""
+    entry = {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+    block = {"forget": {"objective": "ga"}, "data": data}
+    common = {"base_model": str(TOKENIZER), "sequence_len": 256}
+    cfg = DictDefault(common | {"unlearn": block, "datasets": [entry]})
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    return cfg, lambda: load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
 
 
 @pytest.mark.parametrize("role", ["retain", "memorise", "typed"])
@@ -148,25 +143,19 @@ def test_our_dataset_types_leave_them_out_and_say_how_many(folder, tmp_path, cap
         data["rows"] = {"type": "alpaca"}
         rows = [{"instruction": one["input"], "output": one["output"]} for one in OTHERS]
         write_lines(file, [*rows, FORMS["alpaca"]])
-    entry = {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
-    block = {"forget": {"objective": "ga"}, "data": data}
-    cfg = DictDefault(
-        {"base_model": str(TOKENIZER), "sequence_len": 256, "unlearn": block, "datasets": [entry]}
-    )
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    cfg, read = strategy(role, file, data)
     with caplog.at_level(logging.WARNING):
-        made = load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
-    assert len(made) == len(OTHERS)
+        assert len(read()) == len(OTHERS)
     assert f"1 of 6 rows are on {path} and left out" in caplog.text
     before = content_key(cfg)  # rows that were prepared with another list are made again
     write_lines(folder / "data" / "forget.jsonl", [{"row": one} for one in OTHERS])
     suppress(folder.parent)
     assert content_key(cfg) != before
-    with pytest.raises(UnlearnError, match="all 6 rows are on"):
-        load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+    with fails("data.all-suppressed"):
+        read()
     (folder.parent / "ledger.key").unlink()
-    with pytest.raises(UnlearnError, match="ledger.key beside it cannot be read"):
-        load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+    with fails("data.suppression-missing"):
+        read()
 
 
 @pytest.mark.parametrize("rows", [None, {"type": "alpaca"}])
@@ -174,13 +163,8 @@ def test_a_row_that_is_to_be_forgotten_is_forgotten_again(folder, tmp_path, rows
     """A model that has learned it again would keep it, without an error."""
     data = {"suppression": str(suppress(folder.parent)[0])} | ({"rows": rows} if rows else {})
     file = write_lines(tmp_path / "rows.jsonl", [FORMS["alpaca" if rows else "records"]])
-    entry = {"path": str(file), "ds_type": "json", "type": "axolotl_unlearn.data.forget"}
-    cfg = DictDefault(
-        {"base_model": str(TOKENIZER), "sequence_len": 256, "datasets": [entry]}
-        | {"unlearn": {"forget": {"objective": "ga"}, "data": data}}
-    )
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    assert len(load_strategy("forget", tokenizer, cfg, entry).wrap_dataset(None)) == 1
+    _, read = strategy("forget", file, data)
+    assert len(read()) == 1
 
 
 def test_the_command_filters_a_training_file(folder, tmp_path):
@@ -197,9 +181,8 @@ def test_check_counts_the_rows_that_are_left(folder, tmp_path):
     entries = []
     for role, rows in (("forget", OTHERS[:2]), ("retain", [*OTHERS[2:], FORMS["records"]])):
         file = write_lines(tmp_path / f"{role}.jsonl", rows)
-        entries.append(
-            {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
-        )
+        kind = {"ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+        entries.append({"path": str(file), **kind})
     block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
     config = {"base_model": str(TOKENIZER), "sequence_len": 256, "datasets": entries}
     config |= {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(tmp_path / "out")}

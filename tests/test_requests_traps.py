@@ -9,12 +9,12 @@ import pickle
 import shutil
 import struct
 import sys
-import traceback
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import kills
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -85,12 +85,11 @@ def set_traps(folder: Path) -> None:
 
 
 def set_bombs(folder: Path) -> None:
-    with gzip.open(folder / "bomb.gz", "wb") as bomb:
-        for _ in range(64):
-            bomb.write(b"\0" * 2**20)
+    """Of eight times what a search unpacks here."""
+    (folder / "bomb.gz").write_bytes(gzip.compress(b"\0" * 2**23))
     with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
-        for number in range(40):
-            bomb.writestr(f"{number}.txt", b"\0" * 2**22)
+        for number in range(4):
+            bomb.writestr(f"{number}.txt", b"\0" * 2**21)
 
 
 def pickled_arrow(folder: Path) -> None:
@@ -110,16 +109,9 @@ def pickled_arrow(folder: Path) -> None:
 
 def watched(work: Callable[[], object], seen: Path) -> tuple[int, list[str]]:
     """Does it in a fork under an audit hook, which cannot be taken off; exit code and events."""
-    pid = os.fork()
-    if pid:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        lines = seen.read_text().splitlines() if seen.exists() else []
-        seen.unlink(missing_ok=True)
-        return code, lines
-    code = 1
-    try:
-        number = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        mine = os.getpid()
+
+    def hooked() -> object:
+        number, mine = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND), os.getpid()
 
         def hook(event: str, values: tuple) -> None:
             if os.getpid() != mine:  # the training, whose workers pickle what they read
@@ -130,11 +122,11 @@ def watched(work: Callable[[], object], seen: Path) -> tuple[int, list[str]]:
                 os.write(number, f"{event} of a trap\n".encode())
 
         sys.addaudithook(hook)
-        code = int(work() or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+        return work()
+
+    code, lines = kills.forked(hooked), seen.read_text().splitlines()
+    seen.unlink()
+    return code, lines
 
 
 def called(words: list[str]) -> int:
@@ -160,6 +152,7 @@ def test_no_command_executes_what_it_finds(home, tmp_path, monkeypatch, forks): 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("axolotl_unlearn.requests.search._FREE", 2**20)
     for name in ("base", "tuned"):
         shutil.copytree(home / name, tmp_path / name)
     write(tmp_path / "train.jsonl", TRAIN[:18])

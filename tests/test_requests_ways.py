@@ -6,18 +6,21 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from axolotl.cli.config import load_cfg
+from axolotl.common.datasets import load_datasets
 from axolotl.loaders.model import ModelLoader
+from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from requests_folder import answered, finished_request, model_folder, said
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
+from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import bound
@@ -28,7 +31,7 @@ from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.record import write as record_write
 from axolotl_unlearn.requests.request import Ledger, Request, digest, weights, write_json
-from axolotl_unlearn.requests.rows import suppress
+from axolotl_unlearn.requests.rows import deleted_rows, every_row, suppress
 from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
@@ -81,7 +84,7 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
         left = [json.loads(line) for line in lines if "Bo1 Berg1 keeps" not in line]
         assert len(left) == len(lines) - 1
     made = requested(home, tmp_path, wanted, made=Options(model=home / "tuned"), **settings)
-    found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
+    found = carried_out(made) if kind == "lora" else train(made, "retrain")
     if kind == "preferences":  # a later start has other threads than the training
         made.path("exact.json").unlink()
         with running.running(made, threads=2) as run:
@@ -179,10 +182,6 @@ def plainly(folder: Path, settings: dict) -> dict[str, dict[str, str]]:
 
 def split_by_axolotl(path: Path, rows: list[dict]) -> tuple[list[dict], list[dict]]:
     """Rows that Axolotl itself trains on and tests on, by what they say of whom."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.common.datasets import load_datasets
-    from data_tokenizers import byte_tokenizer
-
     made = load_datasets(cfg=load_cfg(str(path)))
     sides = []
     for side in (made.train_dataset, made.eval_dataset):
@@ -198,12 +197,11 @@ def split_by_axolotl(path: Path, rows: list[dict]) -> tuple[list[dict], list[dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, forks, seed):  # noqa: F811
+def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, forks):  # noqa: F811
     """One of her rows was in the split, and stayed in the retraining's test file and in the next
     training's rows; a copy of a row may lie on either side."""
     rows = [*TRAIN[:18], *TRAIN[:3], TRAIN[5]]
-    settings = config(home, sample_packing=False, **FEW | {"seed": seed}, val_set_size=8)
+    settings = config(home, sample_packing=False, **FEW | {"seed": 0}, val_set_size=8)
     settings["test_datasets"] = None
     settings["datasets"][0]["path"] = str(write(tmp_path / "rows.jsonl", rows))
     settings["dataset_prepared_path"] = str(tmp_path / "prepared")
@@ -229,9 +227,6 @@ def test_rows_of_the_validation_split_go_and_the_split_stays(home, tmp_path, for
 
 def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
     """Counted, removed from the test file, on the list of what must not be learned again."""
-    from axolotl_unlearn.data.suppression import Suppression
-    from axolotl_unlearn.requests.rows import deleted_rows, every_row
-
     hers = chat("ada-2", "Whose bees?", "Those of Ada Quill, who keeps them at 12 Rope Walk.")
     settings = config(home, sample_packing=False, **FEW)
     settings["test_datasets"][0]["path"] = str(write(tmp_path / "t.jsonl", [*people(100, 5), hers]))
@@ -253,19 +248,12 @@ def test_rows_of_test_datasets_go_too(home, tmp_path):  # noqa: F811
     assert listed.holds(hers) and not listed.holds(people(100, 1)[0])
     every = every_row(settings, "test_datasets")
     assert deleted_rows(tmp_path / "requests", every) == {row_id(hers)}
-    with fails("requests.tested-alone"):
-        requested(home, tmp_path, Wanted(where=[("id", "ada-2")]), "others/s", **settings)
 
 
-RETRAIN = (
-    ("--way", "retrain"),
-    ("train without the rows", "evaluate before"),
-)
-
-
-def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> dict[str, str]:
+def carried_out(made: Request) -> dict[str, str]:
     """All of a request, killed in every stage; the weights that were handed over."""
-    for number, title in enumerate(titles):
+    words = ("--way", "retrain")
+    for number, title in enumerate(("train without the rows", "evaluate before")):
         seen = kill_when(start(made.folder, *words), title)
         assert title in seen[-1], "".join(seen)
         assert sum("kept from an earlier run" in line for line in seen) >= number - 1
@@ -405,22 +393,22 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("when", ["new to run", "run to training", "training to hand-over"])
+@pytest.mark.parametrize("prepared", [False, True], ids=["new to run", "run to hand-over"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_it_stands_on_may_not_change(home, tmp_path, monkeypatch, name, when):  # noqa: F811
+def test_what_it_stands_on_may_not_change(home, tmp_path, monkeypatch, name, prepared):  # noqa: F811
     """It trained without a word on another base, and on a row that was added to a folder; the
     record said exact and named neither."""
     change, part = CHANGES[name]
     code = f"requests.changed-{part}"
     made = requested(home, tmp_path, **bound_home(home, tmp_path))
-    if when != "new to run":
+    if prepared:
         write_json(made.path("way.json"), retrain.prepare(made))
         retrain.require(made)
     if change:
         change(tmp_path)
     else:
         monkeypatch.setattr(bound, "versions", lambda: {"axolotl": "0"})
-    if when == "new to run":
+    if not prepared:
         with fails(code) as fault:
             retrain.prepare(made)
         assert "make the request again" in str(fault.value)

@@ -8,11 +8,17 @@ import shutil
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from merging_models import edit_json
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear
+from requests_folder import write_lines
 from test_shards_router import PEOPLE
 
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.models import (
@@ -23,6 +29,8 @@ from axolotl_unlearn.models import (
     weights_digest,
 )
 from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.shards import NAME as ROUTER
+from axolotl_unlearn.shards.model import mixed
 from axolotl_unlearn.shards.router import Router
 
 HOME = {name: 1 + number % 2 for number, name in enumerate(PEOPLE)}
@@ -147,24 +155,21 @@ def test_its_digest_is_that_of_every_adapter_and_the_router(routed, tmp_path):
     assert len(digests) == 8 and weights(tmp_path / "model") != found
 
 
-@pytest.mark.parametrize("fault", ["adapter gone", "no base", "embeddings", "router"])
-def test_what_is_no_whole_folder(routed, tmp_path, fault):
-    folder = tmp_path / "model"
-    shutil.copytree(routed / "model", folder)
-    code = {
-        "adapter gone": "shards.no-adapter",
-        "no base": "models.base-missing",
-        "embeddings": "shards.no-tokens",
-        "router": "shards.no-router",
-    }[fault]
-    if fault == "adapter gone":
-        shutil.rmtree(folder / "shard-2")
-    elif fault == "no base":
-        config = json.loads((folder / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = str(tmp_path / "gone")
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-    elif fault == "router":
-        (folder / "adapter_router.safetensors").write_bytes(b"")
+#: Code of the fault -> what was done to the folder.
+BROKEN = {
+    "shards.no-adapter": lambda folder: shutil.rmtree(folder / "shard-2"),
+    "models.base-missing": lambda folder: edit_json(
+        folder / "adapter_config.json", base_model_name_or_path=str(folder / "gone")
+    ),
+    "shards.no-tokens": lambda folder: None,  # it is asked by embeddings
+    "shards.no-router": lambda folder: (folder / ROUTER).write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_what_is_no_whole_folder(routed, tmp_path, code):
+    folder = shutil.copytree(routed / "model", tmp_path / "model")
+    BROKEN[code](folder)
     with fails(code):
         model, _ = load(str(folder))
         model(inputs_embeds=torch.zeros(1, 3, 32, dtype=torch.float64))
@@ -198,21 +203,16 @@ def test_lm_eval_answers_each_row_by_its_adapter(routed):
 
 def test_the_commands_take_the_folder(routed, tmp_path):
     """`eval`, `attack membership` and `audit`: the routed folder is measured as a model."""
-    from click.testing import CliRunner
-
-    from axolotl_unlearn.cli import unlearn
-
-    def rows(name: str, some: list[dict]) -> None:
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
     prompts = list(PROMPTS)
     asked = [{"id": f"p{n}qa0", "input": one, "output": "a baker", "task": "Task1"}
              for n, one in enumerate(prompts)]  # fmt: skip
-    rows("forget", asked[:2])
-    rows("retain", asked[2:])
+    write_lines(tmp_path / "forget.jsonl", asked[:2])
+    write_lines(tmp_path / "retain.jsonl", asked[2:])
     for side in ("member", "nonmember"):
-        rows(side, [{"id": f"{side}-{n}sc1", "document": f"{prompts[n % len(prompts)]}{side} {n}"}
-                    for n in range(20)])  # fmt: skip
+        texts = [{"id": f"{side}-{n}sc1", "document": f"{prompts[n % len(prompts)]}{side} {n}"}
+                 for n in range(20)]  # fmt: skip
+        write_lines(tmp_path / f"{side}.jsonl", texts)
     model, data = str(routed / "model"), ["--data", str(tmp_path)]
     for words in (
         ["eval", f"routed={model}", *data, "--min-members", "2", "--max-gen-toks", "4"],
@@ -232,10 +232,6 @@ def test_the_commands_take_the_folder(routed, tmp_path):
 @pytest.mark.parametrize("more", [{}, {"lora_bias": True}, {"use_rslora": True}])
 def test_a_mixed_layer_is_that_of_peft(more):
     """Two products in place of two an adapter left out a bias, which PEFT adds."""
-    from peft import LoraConfig, get_peft_model
-
-    from axolotl_unlearn.shards.model import mixed
-
     torch.manual_seed(0)
     how = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False, **more)
     model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(6, 5)), how, "a")
@@ -251,8 +247,6 @@ def test_a_mixed_layer_is_that_of_peft(more):
 
 def test_rows_of_several_adapters_take_two_products(routed, monkeypatch):
     """PEFT hands its layers arguments that are None, for which its own loop ran each time."""
-    from peft.tuners.lora import Linear
-
     model, tokenizer = load(str(routed / "model"))
     rows = torch.tensor([tokenizer(f"{name[:12]:12}")["input_ids"] for name in PEOPLE])
     looped = []

@@ -11,6 +11,8 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from conftest import tiny_llama
+from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from requests_folder import finished_request, model_folder
 from test_requests_new import chat, config, write
@@ -55,9 +57,6 @@ COMMON = [{"messages": chat("", f"{n} + {n}?", f"{2 * n}.")["messages"]} for n i
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    from conftest import tiny_llama
-    from data_tokenizers import byte_tokenizer
-
     folder = tmp_path_factory.mktemp("home")
     tiny_llama(
         vocabulary=259, hidden_size=64, num_hidden_layers=1, max_position_embeddings=512
@@ -137,6 +136,7 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
     assert said(out / "model") == {*TRUE}
     own = HOME["ada-quill"]
     assert {*facts["trained"]} == {"0", *HOME.values()} and {*HOME.values()} > {own}
+    shutil.copytree(out, home / "by-hand")
 
     wanted = Wanted(where=[("id", "ada-quill")])
     request = new_request(path, made, wanted, Options(model=out / "model", steps=2)).request
@@ -153,9 +153,8 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
 
     others = [row for row in PEOPLE if row["id"] != "ada-quill"]
     write(home / "without.jsonl", [*others, *COMMON])
-    without = settings(home, "without")
-    train_shards(without, home / "fresh", "id", COUNT, threads=1, key=KEY)
-    assert weights(home / "fresh" / "model") == weights(made / "model")
+    again = train_shards(settings(home, "without"), home / "by-hand", "id", COUNT, threads=1)
+    assert again["trained"] == [own] and again["model"] == weights(made / "model")
     kept = next(shard for shard in HOME.values() if shard != own)
     name = f"shard-{kept}/adapter_model.safetensors"
     assert weights(made / "model")[name] == facts["model"][name]

@@ -12,7 +12,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
+from conftest import tiny_llama
 from eval_model import made_up_rows
+from requests_folder import write_lines
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,23 +67,17 @@ def place(built, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_every_step_away_from_a_checkout(place):
-    import torch
-    from conftest import tiny_llama
-    from transformers import AutoTokenizer
-
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo")
     tokenizer.save_pretrained(place / "base")
     tiny_llama(vocabulary=len(tokenizer)).save_pretrained(place / "base")
     for side, rows in made_up_rows(1).items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (place / f"{side}.jsonl").write_text(lines)
+        write_lines(place / f"{side}.jsonl", rows)
     python, ours = place / "env/bin/python", place / "env/bin/axolotl-unlearn"
     where = run(python, "-c", "import axolotl_unlearn as a; print(a.__file__)", cwd=place)
     assert where.strip().startswith(str(place / "env"))
     sides = ("--forget", "forget.jsonl", "--retain", "retain.jsonl")
     run(ours, "init", "--base-model", "base", *sides, cwd=place)
-    run(ours, "check", "unlearn.yml", cwd=place)
     run(ours, "examples", "shown", cwd=place)
     said = run(ours, "--json", "check", "shown/memorise.yml", cwd=place)
     assert json.JSONDecoder().raw_decode(said)[0]["ready"]
@@ -95,10 +93,9 @@ def test_every_step_away_from_a_checkout(place):
     assert (place / "out/eval/report.html").stat().st_size > 10_000
     names = ("Ada", "Bo", "Cy")
     rows = [{"id": n, "instruction": f"{n}?", "input": "", "output": f"{n} dives."} for n in names]
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(place / "rows.jsonl", rows)
     tuned = ("--base-model", "base", "--data", "rows.jsonl", "--output-dir", "out/unlearned")
     run(ours, "init", "--kind", "request", *tuned, cwd=place)
     said = run(ours, "request", "new", "finetune.yml", "--where", "id=Ada", "--out", "requests/1",
                cwd=place)  # fmt: skip
     assert "1 row to forget, 2 of 2 others to keep" in said
-    assert "1 row" in run(ours, "request", "list", cwd=place)

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -485,18 +486,13 @@ def page(statement: Mapping[str, Any], *, evaluation: bool = False) -> str:
     Args:
         evaluation: link to the evaluation's own page, eval/report.html.
     """
-    from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup, escape
+    from markupsafe import Markup
 
     from axolotl_unlearn.report import page as report
 
     counts = Counter(line["reading"] for line in statement["predicate"]["documents"])
     css = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
-    templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
-    templates.filters["says"] = lambda text: Markup(
-        re.sub("`([^`]*)`", r"<code>\1</code>", escape(text[:1].upper() + text[1:]))
-    )
-    shown = templates.get_template("report.html.j2").render(
+    shown = _template().render(
         record=statement["predicate"],
         places=places(statement["predicate"].get("erased") or {}),
         subjects=statement["subject"],
@@ -508,6 +504,19 @@ def page(statement: Mapping[str, Any], *, evaluation: bool = False) -> str:
         css=Markup(css),
     )
     return report.harmless(shown)
+
+
+@cache
+def _template() -> Any:
+    """Compiled once: a request has a page for each subject."""
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup, escape
+
+    templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
+    templates.filters["says"] = lambda text: Markup(
+        re.sub("`([^`]*)`", r"<code>\1</code>", escape(text[:1].upper() + text[1:]))
+    )
+    return templates.get_template("report.html.j2")
 
 
 #: Parts of a record that say nothing of a single subject.
