@@ -31,7 +31,7 @@ def case(tmp_path_factory):
     """Model folder, data folder and what the plain loop says of them."""
     home = tmp_path_factory.mktemp("parity")
     real = bool(eval_model.lume_folder())
-    sides = eval_model.lume_rows(3) if real else eval_model.made_up_rows(3, retain_years=400)
+    sides = eval_model.lume_rows(2) if real else eval_model.made_up_rows(2, retain_years=400)
     # Memorised: most retain rows and some forget rows, so that every cell is between 0 and 1.
     # Made-up rows by document: a story and its question hold the same year.
     step = 1 if real else 2
