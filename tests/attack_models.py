@@ -121,16 +121,7 @@ def make_lab() -> Lab:
         text = "".join(json.dumps(row) + "\n" for row in side)
         (data / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
-    def build():
-        return tiny_llama(
-            seed=3,
-            vocabulary=len(tok),
-            hidden_size=64,
-            eos_token_id=tok.eos_token_id,
-            pad_token_id=tok.pad_token_id,
-        )
-
-    everything, kept, gone = (batch_of(tok, r) for r in (forget + retain, retain, forget))
+    kept, gone = (batch_of(tok, r) for r in (retain, forget))
     paths = {}
 
     def save(model, name: str) -> None:
@@ -138,14 +129,11 @@ def make_lab() -> Lab:
         model.save_pretrained(paths[name])
         tok.save_pretrained(paths[name])
 
-    model = build()
-    fit(model, everything, 120)
+    model = build(forget + retain, 120)
     save(model, "memorised")
     fit(model, gone, 6, sign=-0.3, keep=kept, rate=1e-3)
     save(model, "unlearned")
-    model = build()
-    fit(model, kept, 120)
-    save(model, "control")
+    save(build(retain, 120), "control")
     return Lab(data, **paths)
 
 

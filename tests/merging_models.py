@@ -6,28 +6,13 @@ import json
 from pathlib import Path
 
 import torch
+from data_tokenizers import word_tokenizer
 
 
 def tiny_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer of 300 entries saved beside the weights."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        ["a small text about nothing at all", "Where was Ada born? In York."],
-        trainers.BpeTrainer(
-            vocab_size=300,
-            special_tokens=["<eos>", "<pad>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    """One of 300 entries saved beside the weights."""
+    texts = ["a small text about nothing at all", "Where was Ada born? In York."]
+    word_tokenizer(texts, 300).save_pretrained(folder)
 
 
 def tiny_model(folder: Path, *, kind: str = "olmo", seed: int = 0, tied: bool = False, **changes):

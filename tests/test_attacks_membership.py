@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from conftest import code_of
 from fault_codes import fails
 from numpy.testing import assert_allclose
 
-from axolotl_unlearn.attacks import members
 from axolotl_unlearn.attacks.members import (
     _learned,
     _ranked,
@@ -38,7 +36,6 @@ from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.likelihoods import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks
 from axolotl_unlearn.data.documents import Answer
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
@@ -209,25 +206,21 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
     assert file["tests"]["my_worst_token"]["auc"] > 0.7
 
 
-def test_the_cure_of_a_module_that_is_not_found_is_the_path():
-    """A console script does not look into the working folder."""
-    with pytest.raises(UnlearnError, match="PYTHONPATH"):
-        attacks(["no_such_attack"])
-
-
-@pytest.mark.parametrize("code, words, spoil", [
-    ("attack.no-model", ["membership"], None),
-    ("attack.unknown", ["membership", "retrained", "--attacks", "loss,los"], None),
-    ("attack.none", ["membership", "retrained", "--attacks", ","], None),
-    ("attack.no-extension", ["membership", "retrained", "--extension", "no.such"], None),
-    ("attack.limit", ["inside", "retrained", "--limit", "0"], None),
+@pytest.mark.parametrize("code, cure, words", [
+    ("attack.no-model", "", ["membership"]),
+    ("attack.unknown", "", ["membership", "retrained", "--attacks", "loss,los"]),
+    ("attack.none", "", ["membership", "retrained", "--attacks", ","]),
+    # A console script does not look into the working folder.
+    ("attack.no-extension", "PYTHONPATH", ["membership", "retrained", "--extension", "no.such"]),
+    ("attack.limit", "", ["inside", "retrained", "--limit", "0"]),
 ])  # fmt: skip
-def test_faults(place, code, words, spoil):
+def test_faults(place, code, cure, words):
     from axolotl_unlearn.cli.attack import command
 
     words = [str(place / w) if w == "retrained" else w for w in words]
-    with fails(code):
+    with fails(code) as caught:
         command.main([*words, "--data", str(place / "data")], standalone_mode=False)
+    assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize("reason, made", [
@@ -255,9 +248,9 @@ def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     small = build(payments(4, 1), 1, num_hidden_layers=1)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(1e38)  # overflows at the first product
-    sides = texts(payments(25, 1)), texts(payments(25, 2))
+    few, sides = ([texts(payments(n, seed)) for seed in (1, 2)] for n in (2, 25))
     tok, some = tokenizer(), [REGISTRY["g_drift"]]
-    found = attack_model(Target(model, tok), *sides, some)
+    found = attack_model(Target(model, tok), *few, some)
     assert "NaN" in found["reasons"]["g_drift"] and found["status"] == "open"
     assert "no attack was made" in sentence("m", found)
     found = attack_model(Target(target("retrained").model, tok, Target(small, tok)), *sides, some)
@@ -273,17 +266,19 @@ def test_clusters_count_as_one():
     assert alone["p"] < 0.01 < 0.1 < found["p"]
 
 
-def test_rows_without_ids_are_no_documents_of_both_sides(monkeypatch):
+def test_rows_without_ids_are_no_documents_of_both_sides():
     """`row0` of either file was one document: an interval half as wide, and in one of a hundred
-    data sets that differ in nothing p < .001."""
-    seen = []
-    monkeypatch.setattr(members, "_ranked", lambda *given: seen.append(given[2]) or {"p": 1.0})
-    side = [("row0", "a"), ("row1", Answer("b", "", "Ada"))]
-    one = attacks()["loss"]
-    monkeypatch.setattr(members, "_look", lambda *_: (np.zeros(2), np.zeros(2)))
-    attack_model(SimpleNamespace(control=None, seed=0), side, side, [one])
-    assert not {*seen[0][0]} & {*seen[0][1]} - {"author: Ada"}
-    assert seen[0][0][1] == seen[0][1][1], "an author is one on both sides"
+    data sets that differ in nothing p < .001. An author is one on both sides."""
+    scores = np.r_[0:80:2, 79:0:-2]  # a member that is high, beside a non-member that is low
+    one = replace(REGISTRY["loss"], look=lambda *_: scores)
+
+    def test(name, author=""):
+        sides = [[(name.format(s, i), Answer(f"{s}{i}", "", author.format(i))) for i in range(40)]
+                 for s in "mn"]  # fmt: skip
+        return attack_model(Target(None, None), *sides, [one])["tests"]["loss"]
+
+    assert test("row{1}") == test("{0}{1}")
+    assert test("{0}{1}", "Author {0}")["high"] > test("{0}{1}")["high"] + 0.05
 
 
 def test_the_registry():

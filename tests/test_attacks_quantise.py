@@ -1,4 +1,4 @@
-"""Rounding against hand arithmetic and an independent implementation; the attack end to end."""
+"""Rounding against an independent implementation; the attack end to end."""
 
 from __future__ import annotations
 
@@ -44,21 +44,6 @@ def rtn_int4(weight, group):
     return torch.tensor(rows)
 
 
-def test_int4_by_hand():
-    """Group [0, 1.5]: scale .1, so .74 -> .7 and 1.5 stays; group [-.7, .8]: scale .1, 0 kept."""
-    weight = torch.tensor([[0.0, 0.74, 0.31, 1.5], [-0.7, 0.0, 0.26, 0.8]])
-    rounded = round_to_nearest(weight, "int4", group=4)
-    expected = torch.tensor([[0.0, 0.7, 0.3, 1.5], [-0.7, 0.0, 0.3, 0.8]])
-    torch.testing.assert_close(rounded, expected, atol=1e-6, rtol=0)
-
-
-def test_int8_by_hand():
-    """Row maximum 127.5 -> scale 1: .4 -> 0, -3.6 -> -4; 127.5 is cut to 127."""
-    weight = torch.tensor([[127.5, 0.4, -3.6, 100.0]])
-    expected = torch.tensor([[127.0, 0.0, -4.0, 100.0]])
-    torch.testing.assert_close(round_to_nearest(weight, "int8"), expected)
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([(3, 8), (5, 32), (4, 20)]))
 def test_grids_equal_an_independent_implementation(seed, shape):
@@ -71,16 +56,11 @@ def test_grids_equal_an_independent_implementation(seed, shape):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_few_levels_remain_and_the_rest_is_near(scheme):
-    weight = torch.randn(16, 128, generator=torch.Generator().manual_seed(0)) * 0.02
-    rounded = round_to_nearest(weight, scheme, group=64)
-    levels = 256 if scheme == "int8" else 16
-    assert all(len(part.unique()) <= levels for part in rounded.reshape(-1, 64))
-    error = (rounded - weight).norm() / weight.norm()
-    assert error < (0.01 if scheme == "int8" else 0.2)
-    assert rounded.dtype == weight.dtype
+def test_half_precision_stays_what_it_is(scheme):
+    weight = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
     half = round_to_nearest(weight.bfloat16(), scheme)
-    assert half.dtype == torch.bfloat16
+    expected = round_to_nearest(weight.bfloat16().float(), scheme).bfloat16()
+    assert half.dtype == torch.bfloat16 and torch.equal(half, expected)
 
 
 def test_a_weight_with_a_scale_of_its_own_is_exact():

@@ -136,37 +136,22 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert start["control"]["probability"]["value"] < 0.5
 
 
-@pytest.mark.parametrize("source", ["retain", "own"])
-def test_each_source_has_a_file_of_its_own(lab, tmp_path, source):
-    own = tmp_path / "own.jsonl"
-    own.write_bytes((lab.data / "retain.jsonl").read_bytes())
-    given = own if source == "own" else source
-    result = attacked(
-        *("relearn", lab.unlearned),
-        *("--data", lab.data, "--out", tmp_path / "out", "--source", given, "--rows", 2),
-        *("--steps", 1, "--max-new-tokens", 2, "--limit", 2),
-    )
-    assert result.exit_code == 0, result.output
-    # One on other rows did overwrite that on retained ones.
-    name = "relearn-unlearned" if source == "retain" else f"relearn-{source}-unlearned"
-    report = json.loads((tmp_path / "out" / f"{name}.json").read_text())
-    assert report["source"] == source
-
-
-def test_a_file_is_not_taken_for_the_rows_that_it_is_called_after(lab, tmp_path):
-    """Its attack was called one on retained rows, and replaced that; so did one on other rows."""
+def test_each_source_has_a_file_of_its_own(lab, tmp_path):
+    """An attack on rows of a file overwrote that on retained ones, also where the file is called
+    after those, and that on other rows of the file."""
     rows, out = (lab.data / "retain.jsonl").read_text().splitlines(), tmp_path / "out"
-    for some in (rows[:2], rows[2:4]):
-        (tmp_path / "retain.jsonl").write_text("\n".join(some))
-        given = "--data", lab.data, "--out", out, "--source", tmp_path / "retain.jsonl", "--rows", 2
-        result = attacked(
-            "relearn", lab.unlearned, *given, "--steps", 1, "--max-new-tokens", 2, "--limit", 2
-        )
+    own, called = tmp_path / "own.jsonl", tmp_path / "retain.jsonl"
+    own.write_text("\n".join(rows))
+    for source, some in (("retain", []), (own, []), (called, rows[:2]), (called, rows[2:4])):
+        called.write_text("\n".join(some))
+        given = "--data", lab.data, "--out", out, "--source", source, "--rows", 2, "--steps", 1
+        result = attacked("relearn", lab.unlearned, *given, "--max-new-tokens", 2, "--limit", 2)
         assert result.exit_code == 0, result.output
-    ends = ("", "-2")
-    assert {*out.glob("r*-*.json")} == {
-        out / f"relearn-retain.jsonl-unlearned{x}.json" for x in ends
-    }
+    found = {path.stem: json.loads(path.read_text())["source"] for path in out.glob("r*-*.json")}
+    assert found == {
+        "relearn-unlearned": "retain", "relearn-own-unlearned": "own",
+        **{f"relearn-retain.jsonl-unlearned{end}": "retain.jsonl" for end in ("", "-2")},
+    }  # fmt: skip
 
 
 def test_resumed_run_equals_a_whole_one(lab, tmp_path):

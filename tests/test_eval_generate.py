@@ -94,19 +94,6 @@ def test_several_stop_tokens(model):
     assert any(row[-1] == other for row in expected)
 
 
-def test_batches_are_reported_once_each(model):
-    seen: list[int] = []
-    gen.generate_greedily(
-        model,
-        Words(),
-        PROMPTS,
-        max_new_tokens=3,
-        batch_size=5,
-        on_batch=lambda numbers, results: seen.extend(numbers) or len(results),
-    )
-    assert sorted(seen) == list(range(len(PROMPTS)))
-
-
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="prompt 1 has no tokens"):
         gen.generate_greedily(model, Words(), ["3 4", ""], max_new_tokens=3)

@@ -103,42 +103,31 @@ def test_a_folder_without_weights_and_two_models_of_one_name(home, tmp_path):
         parse_models([str(home / "base")] * 2)
 
 
-def test_adapters_are_merged(home):
-    base = str(home / "base")
-    spec = ModelSpec("over", base, str(home / "over"))
-    model = load_model(spec, dtype=torch.float32, device="cpu")
-    assert not any("lora" in name for name, _ in model.named_parameters())
-    ids = torch.tensor([[3, 4, 5]])
-    with torch.no_grad():
-        expected = with_lora(tiny_llama()).eval()(input_ids=ids).logits
-        assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-4)
+SAVED = ({"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["embed_tokens", "lm_head"]})
 
 
-@pytest.mark.parametrize("kept_tied", [False, True])
 @pytest.mark.parametrize(
     "adapted",
     [
         {"target_modules": ["q_proj", "embed_tokens"]},
         {"target_modules": ["q_proj", "lm_head"]},
-        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
-        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
-        {"target_modules": ["q_proj"], "tokens": 26},
+        {"trainable_token_indices": [3, 4]},  # two rows are no vocabulary of two
+        {"tokens": 26},
+        *SAVED,
+        *({**saved, "ensure_weight_tying": True} for saved in SAVED),
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, tied):
+def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, tied):
     """Also where it changes embeddings that are the head too, or has more tokens than its base."""
-    if kept_tied and not (tied and "modules_to_save" in adapted):
-        pytest.skip("PEFT ties whole copies only")
-    tokens = adapted.get("tokens")
-    options = {name: value for name, value in adapted.items() if name != "tokens"}
+    options = {"target_modules": ["q_proj"], **adapted}
+    tokens = options.pop("tokens", None)
     model = tiny_llama(tie=tied)
     model.save_pretrained(tmp_path / "base")
     if tokens:
         model.resize_token_embeddings(tokens)
     torch.manual_seed(1)
-    config = LoraConfig(r=2, ensure_weight_tying=kept_tied, **options)
-    policy = get_peft_model(model, config)
+    policy = get_peft_model(model, LoraConfig(r=2, **options))
     policy.base_model.model.name_or_path = str(tmp_path / "base")
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -150,25 +139,10 @@ def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, 
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         expected = policy.eval()(input_ids=ids).logits
-        loaded = load_model(spec, dtype=torch.float32, device="cpu")(input_ids=ids).logits
+        merged = load_model(spec, dtype=torch.float32, device="cpu")
+        loaded = merged(input_ids=ids).logits
+    assert not any("lora" in name for name, _ in merged.named_parameters())
     assert loaded.shape == expected.shape and torch.allclose(loaded, expected, atol=1e-4)
-
-
-def test_an_adapter_of_single_tokens(home, tmp_path):
-    """`trainable_token_indices`: its two rows are no vocabulary of two."""
-    policy = get_peft_model(
-        tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3, 4])
-    )
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1 if parameter.requires_grad else 0)
-    policy.save_pretrained(tmp_path / "a")
-    spec = ModelSpec("a", str(home / "base"), str(tmp_path / "a"))
-    ids = torch.tensor([[3, 4, 5]])
-    with torch.no_grad():
-        expected = policy.eval()(input_ids=ids).logits
-        found = load_model(spec, dtype=torch.float32, device="cpu")(input_ids=ids).logits
-    assert torch.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -100,17 +100,15 @@ def test_results_have_the_agreed_form(home, results):
     assert verdicts["original"].against == "chance"
 
 
-def test_what_so_few_documents_can_show_is_said_before(home, results, capsys):
-    evaluate([str(home / "original")], home / "data", home / "few", **OPTIONS | {"progress": True})
-    assert "is never shown to be good" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize(("limit", "says"), [(1000, None), (24, "at most 24 each of")])
-def test_a_limit_that_cuts_nothing_is_none(home, results, limit, says):
-    """Of a verdict on all rows it said that only 1000 were evaluated, which were 48."""
+def test_a_limit_that_cuts_nothing_is_none(home, results, capsys, limit, says):
+    """Of a verdict on all rows it said that only 1000 were evaluated, which were 48. What so few
+    documents can show is said before."""
     out = home / f"limit-{limit}"
     shutil.copytree(home / "eval" / "cache", out / "cache")
-    evaluate([str(home / "original")], home / "data", out, **OPTIONS | {"limit": limit})
+    options = OPTIONS | {"limit": limit, "progress": True}
+    evaluate([str(home / "original")], home / "data", out, **options)
+    assert "is never shown to be good" in " ".join(capsys.readouterr().err.split())
     found = json.loads((out / "results.json").read_text())
     (control,) = [f for f in judged(found)["original"].findings if f.id == "control"]
     assert (says in control.says) if says else ("evaluated at most" not in control.says)
@@ -639,17 +637,21 @@ def test_intervals_of_membership_go_by_author():
         for side, losses in zip(("member", "nonmember"), sides, strict=True)
     })  # fmt: skip
 
-    def figures(authors):
+    def figures(authors, **blind):
         sides = [
             [(f"{s}{i}", Answer(f"text {i}", author=f"{s}{i // 6}" * authors)) for i in range(60)]
             for s in "mn"
         ]
-        return _membership(found, EvaluationSets(Path(), [], [], *sides), {})
+        return _membership(found, EvaluationSets(Path(), [], [], *sides), blind)
 
     alone, by_author = (figures(n)["attacks"]["loss"] for n in (0, 1))
     assert alone["auc"] == by_author["auc"]
     assert by_author["interval"][0] < alone["interval"][0] < 0.5
     assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
+    length = {"auc": 0.9, "low": 0.8, "high": 1.0, "separates": True}  # without any model
+    apart = figures(1, length=length)
+    assert apart["blind"] == {"length": length} and apart["meaningful"] is False
+    assert "means nothing" in apart["sentence"]
 
 
 @pytest.mark.parametrize("function, given", [

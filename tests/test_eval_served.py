@@ -51,6 +51,37 @@ def serving(*command: str, python: str = sys.executable, **more: str):
         process.wait()
 
 
+@contextmanager
+def answering(reply):
+    """The address of a server, and how many of its requests were open at once, each time one came.
+
+    Args:
+        reply: Status and answer to what is asked, {} of a GET, and its key.
+    """
+    now, open_at_once = [], []
+
+    class Server(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            now.append(1)
+            open_at_once.append(len(now))
+            asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+            time.sleep(0.02)
+            now.pop()
+            status, said = reply(asked, self.headers.get("Authorization"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(said).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+        do_GET = do_POST = answer  # noqa: N815 (the names of http.server)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", open_at_once
+        server.shutdown()
+
+
 def vllm(model: Path):
     """vLLM's server of the environment that its command is in; it has heads of 32 or more."""
     command = shutil.which("vllm") or pytest.skip("the command `vllm`")
@@ -88,22 +119,12 @@ def test_lm_evals_own_model_of_a_server_gives_the_numbers_of_the_weights(home): 
 def test_what_the_page_says_of_a_server(monkeypatch):
     """The key as a bearer token; several models; a busy one is asked five times; how many at once;
     how long it is waited for."""
-    keys, statuses, now, most = [], [], [], []
+    keys, statuses = [], []
 
-    class Two(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            now.append(1)
-            most.append(len(now))
-            keys.append(self.headers.get("Authorization"))
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            time.sleep(0.02)
-            now.pop()
-            self.send_response(statuses.pop() if statuses else 200)
-            self.end_headers()
-            said = {"data": [{"id": "a"}, {"id": "b"}], "choices": [{"text": "x"}]}
-            self.wfile.write(json.dumps(said).encode())
-
-        do_GET = do_POST = answer  # noqa: N815 (the names of http.server)
+    def two(_, key):
+        keys.append(key)
+        said = {"data": [{"id": "a"}, {"id": "b"}], "choices": [{"text": "x"}]}
+        return statuses.pop() if statuses else 200, said
 
     monkeypatch.setattr(served.random, "uniform", lambda *_: 0.0)  # waits between tries
     for name, value in ((served.KEY, "secret"), (served.AT_ONCE, "1"), (served.SECONDS, "7")):
@@ -111,9 +132,7 @@ def test_what_the_page_says_of_a_server(monkeypatch):
     assert (served.KEY, served.AT_ONCE, served.SECONDS) == (
         "OPENAI_API_KEY", "UNLEARN_SERVED_CONCURRENCY", "UNLEARN_SERVED_TIMEOUT",
     )  # fmt: skip
-    with ThreadingHTTPServer(("127.0.0.1", 0), Two) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
+    with answering(two) as (url, most):
         with fails("served.several-models"):
             Served(url)
         with fails("served.several-models"):
@@ -128,13 +147,13 @@ def test_what_the_page_says_of_a_server(monkeypatch):
         with fails("served.no-answer"):
             asked.generate(["q"], 1, lambda *_: None)
         assert not statuses
-        server.shutdown()
     assert {*keys} == {"Bearer secret"} and max(most) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])
 def test_nobody_there_is_one_sentence(url, monkeypatch, tmp_path):
     monkeypatch.setattr(served, "TRIES", 2)
+    monkeypatch.setattr(served.random, "uniform", lambda *_: 0.0)  # waits between tries
     with fails("served.no-answer"):
         Served(url)
     with fails("models.server"):

@@ -65,7 +65,7 @@ def test_stock_recipe_runs_verbatim_and_is_ties(project, monkeypatch):
 
     AutoModelForCausalLM.from_pretrained(project / "out/merged")
     tokenizer = AutoTokenizer.from_pretrained(project / "out/merged")
-    assert tokenizer.eos_token == "<eos>"
+    assert tokenizer.eos_token == "</s>"
 
 
 def test_factor_recipe_is_pefts_ties_bit_for_bit(project, monkeypatch):

@@ -282,18 +282,6 @@ def test_auc_difference_uses_the_covariance():
     assert (gap.value, gap.error) == pytest.approx((d.mean(), error))
 
 
-def test_every_text_twice_is_as_sure_as_every_text_once():
-    """Obuchowski 1997: what is independent are clusters, so copies of each text add nothing; as
-    rows of their own they halved the variance."""
-    rng = np.random.default_rng(3)
-    once = rng.normal(0.5, 1, 30), rng.normal(0, 1, 40)
-    twice = [np.repeat(side, 2) for side in once]
-    clusters = [np.repeat(np.arange(30), 2).tolist(), np.repeat(np.arange(100, 140), 2).tolist()]
-    one, copied = area_of(*once), area_of(*twice, clusters)
-    assert (copied.value, copied.error) == pytest.approx((one.value, one.error))
-    assert area_of(*twice).error < 0.75 * one.error
-
-
 def test_clusters_on_both_sides_add_their_covariance():
     """By Obuchowski's sums over clusters: S10 / m + S01 / n + 2 S11 / (m n)."""
     rng = np.random.default_rng(4)

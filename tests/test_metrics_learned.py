@@ -126,14 +126,18 @@ def test_priv_leak_is_that_of_muse():
     assert priv_leak(0.0, 1 - 0.4772) == pytest.approx(100 * (1 / 0.4772 - 1))
 
 
+def sets_of_sixty(folder):
+    member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
+    return EvaluationSets(folder, [], [], member, nonmember)
+
+
 @pytest.mark.parametrize("against", ["retrained", "chance"])
 def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path):
     """Known texts have another pattern; with a model that never saw them by the differences."""
     from axolotl_unlearn.evaluation.summary import add_learned
 
     known, first, second = ([{"features": one} for one in side.tolist()] for side in features)
-    member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
-    sets = EvaluationSets(tmp_path, [], [], member, nonmember)
+    sets = sets_of_sixty(tmp_path)
     measured = {
         "kept": Measured(member=known, nonmember=first),
         "original": Measured(member=known, nonmember=first),
@@ -167,12 +171,10 @@ def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
 
     monkeypatch.setattr(metrics.learned, "MOST_TEXTS", 25)
     known, first, _ = (side.tolist() for side in features)
-    member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
-    sets = EvaluationSets(tmp_path, [], [], member, nonmember)
     each = ([{"features": one} for one in side] for side in (known, first))
     measured = Measured(member=next(each), nonmember=next(each))
     (result,) = results = [{"name": "a", "role": "candidate"}]
-    summary.add_learned(results, {"a": measured}, sets)
+    summary.add_learned(results, {"a": measured}, sets_of_sixty(tmp_path))
     by_hand = learned_attack(known[::3], first[::3], [f"m{i}" for i in range(0, 60, 3)])
     assert (result["learned"]["auc"], result["learned"]["p"]) == (by_hand.auc, by_hand.p)
     expected = {f"m{3 * i}": p for i, p in enumerate(by_hand.each.tolist())}

@@ -35,22 +35,6 @@ def test_exact_memorisation_by_hand():
     assert mem.exact_memorisation(facts([-1] * 4, [True, False, True, True])) == 0.75
 
 
-@pytest.mark.parametrize(
-    ("greedy", "zero", "one_over_n"),
-    [
-        ([True] * 4, 1.0, 1.0),  # no prefix needed
-        ([False, True, True, True], 0.75, 0.75),  # one token of four must be given
-        ([True, False, True, True], 0.5, 0.5),  # the last error counts, not how many
-        ([True, True, True, False], 0.0, 0.25),  # nothing can be extracted: the floors differ
-        ([False] * 4, 0.0, 0.25),
-    ],
-)
-def test_extraction_strength_by_hand(greedy, zero, one_over_n):
-    text = facts([-1] * 4, greedy)
-    assert mem.extraction_strength(text) == zero
-    assert mem.extraction_strength(text, floor="one_over_n") == one_over_n
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_extraction_strength_is_the_definition(greedy):
     """1 - min{k : positions k.. are all greedy} / n, with k = n allowed (floor 0) or not."""

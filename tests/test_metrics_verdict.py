@@ -9,13 +9,14 @@ import math
 import re
 import runpy
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fault_codes import fails
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 from verdict_fixture import ATTACKS, CELLS, entry, put_back, spread, three
@@ -29,7 +30,9 @@ from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_goo
 from axolotl_unlearn.metrics.verdict.criteria import bars, strongest_gain, wrecks
 from axolotl_unlearn.requests.run import ANSWER_TOKENS
 
-ORIGINAL = three()[0]
+#: An original whose members are known, a retrained model, a candidate like it; the first two read.
+RAW = three()
+ORIGINAL, RETRAINED = (read(Model, one) for one in RAW[:2])
 
 
 def judge(model, original=ORIGINAL, *args, **more):
@@ -106,11 +109,11 @@ def known_by_loss(original, retrained, model):
     model["likelihood"]["member_loss"][:3] = [0.01, 0.02, 0.03]
 
 
-def added_score(original, retrained, model):
-    for one, shift in ((model, -0.5), (retrained, 0.0)):
-        nonmember = [x + 1e-3 for x in spread(200)]
-        scores = {"member": spread(200, shift), "nonmember": nonmember}
-        one["likelihood"]["attacks"]["new"] = scores
+def added_score(original, retrained, model, known=-0.5):
+    for one, shift in ((model, known), (retrained, 0.0)):
+        n = len(one["likelihood"]["member_loss"])
+        scores = {"member": spread(n, shift), "nonmember": [x + 1e-3 for x in spread(n)]}
+        one["likelihood"]["attacks"][f"new {len(one['likelihood']['attacks'])}"] = scores
 
 
 def pushed(original, retrained, model):
@@ -119,7 +122,8 @@ def pushed(original, retrained, model):
 
 
 def told(original, retrained, model):
-    model["likelihood"]["attacks"]["zlib"]["member"] = spread(200, -2)
+    losses = model["likelihood"]["member_loss"]
+    model["likelihood"]["attacks"]["zlib"]["member"] = spread(len(losses), -2)
 
 
 def guessed(original, retrained, model):
@@ -157,6 +161,9 @@ SPOILS = {
     "a score that was added": (added_score, UNDER, "membership"),
     "kept": (lambda o, r, m: sides(m, "retain", 0.65), OVER, "kept"),
     "broken answers": fault("collapse", BROKEN, "manner", "forget", broken=0.6),
+    "broken, and all the same more often": fault(
+        "collapse", BROKEN, "manner", "forget", broken=0.5, constant=0.55
+    ),
     "nonsense": fault("collapse", BROKEN, "manner", "forget", nonsense=0.6),
     "one answer to all": fault("collapse", OVER, "manner", "forget", constant=1.0),
     "silent": fault("collapse", OVER, "manner", "forget", empty=1.0),
@@ -235,6 +242,8 @@ CONTROLS = {
     "other data": lambda o, r, m: m.update(data={"forget": "a"}) or r.update(data={"forget": "b"}),
     "other texts": lambda o, r, m: reordered(r),
     "an original of other texts": lambda o, r, m: reordered(o),
+    "an original without ids": lambda o, r, m: o["likelihood"].update(member_id=[]),
+    "texts without ids": lambda o, r, m: m["likelihood"].update(member_id=[]),
     "an original of other rows": lambda o, r, m: o["n"].update(retain_task1_knowledge=49),
     "other code": lambda o, r, m: m.update(code="a") or r.update(code="b"),
     "the candidate as retrained model, but for noise": nearly,
@@ -315,19 +324,6 @@ def test_the_spoils_of_the_shared_cases():
     sys.path[:] = [one for one in sys.path if one]
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("alone", [False, True])
-def test_documents_put_back_are_never_good(k, alone):
-    """The original's answers for 3 of 160 documents were called good."""
-    original, retrained, model = three()
-    for seed in range(5):
-        spoiled = put_back(model, original, k, np.random.default_rng(seed))
-        found = judge(spoiled, original, None if alone else retrained)
-        assert not found.good and f"{k} of " in found.sentence
-        answers = put_back(model, original, k, np.random.default_rng(seed), ("exact", "contained"))
-        assert not judge(answers, original, None if alone else retrained).good
-
-
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("k", [1, 3])
 def test_losses_put_back_are_never_good(k, alone):
@@ -393,7 +389,7 @@ def test_few_texts_never_pass_and_say_how_many_would():
     assert f"about {same.needed} of each kind" in found.sentence
 
 
-@pytest.mark.parametrize("n", [2, 20, 200])
+@pytest.mark.parametrize("n", [2, 200])
 def test_scores_without_variance_show_nothing(n):
     model = entry(n=n)
     model["likelihood"] |= {"member_loss": [2.0] * n, "nonmember_loss": [2.0] * n}
@@ -531,10 +527,6 @@ FILES = {
         {"attack": "inside", "model": "model", "views": {"states": {}}},
         "open",
     ),
-    "what was before is no figure": (
-        attack((-0.3, None), rows=[{**attack()["rows"][0], "before": x} for x in ({}, [1])]),
-        "open",
-    ),
     "a sentence that is no text": (attack((0.01, 0.0), sentence=5), "open"),
     "half a file": ({"attack": "relearn", "model": "model", "rows": [{"gain": None}]}, "open"),
     "an empty file": ({"attack": "relearn", "model": "model"}, "open"),
@@ -626,17 +618,12 @@ def evidence(draw):
 def test_adding_any_evidence_never_improves_a_status(data):
     """Files of harmless tests diluted Holm: 2 to 8 of 58 refusals turned good."""
     original, retrained, model = three(n=100)
-    name = data.draw(st.sampled_from(["", *SPOILS]))
-    if name not in ("", "an attack tells", "a score that was added"):  # of 200 texts
+    if name := data.draw(st.sampled_from(["", *SPOILS])):
         SPOILS[name][0](original, retrained, model)
     files, last = [], None
     for step in [None, *data.draw(st.lists(evidence(), min_size=1, max_size=4))]:
         if isinstance(step, float):
-            for one, shift in ((model, step), (retrained, 0.0)):
-                key = f"new{len(one['likelihood']['attacks'])}"
-                nonmember = [x + 1e-3 for x in spread(100)]
-                sides_ = {"member": spread(100, shift), "nonmember": nonmember}
-                one["likelihood"]["attacks"][key] = sides_
+            added_score(original, retrained, model, step)
         elif step is not None:
             files = [*files, step]
         found = RANK[judge(model, original, retrained, files).outcome]
@@ -645,11 +632,19 @@ def test_adding_any_evidence_never_improves_a_status(data):
 
 
 @given(st.integers(1, 280), st.booleans(), st.integers(0, 9))
+@example(1, False, 0)
+@example(3, True, 1)
+@example(8, False, 2)
 @MORE
-def test_replacing_any_documents_by_the_originals_is_never_good(k, alone, seed):
-    original, retrained, model = three()
-    spoiled = put_back(model, original, k, np.random.default_rng(seed))
-    assert not judge(spoiled, original, None if alone else retrained).good
+def test_documents_put_back_are_never_good(k, alone, seed):
+    """The original's answers for 3 of 160 documents were called good."""
+    original, _, model = RAW
+    retrained = None if alone else RETRAINED
+    whole = put_back(model, original, k, np.random.default_rng(seed))
+    found = judge(whole, ORIGINAL, retrained)
+    assert not found.good and (k > 8 or f"{k} of " in found.sentence)
+    answers = put_back(model, original, k, np.random.default_rng(seed), ("exact", "contained"))
+    assert not judge(answers, ORIGINAL, retrained).good
 
 
 shares = st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=140, max_size=140)
@@ -659,7 +654,7 @@ shares = st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=140, max_size=
 @MORE
 def test_draws_never_improve_a_status(own, its, name, alone):
     """A sampled reading may accuse only (arXiv 2410.03523)."""
-    models = three()
+    models = three(n=100)
     if name:
         SPOILS[name][0](*models)
     retrained = None if alone else models[1]
@@ -687,12 +682,12 @@ def test_a_copy_of_the_original_is_never_good(shift, alone):
 @given(st.integers(0, 99), st.sampled_from(["", *SPOILS]))
 @MORE
 def test_the_order_of_rows_changes_nothing(seed, name):
-    models = three()
+    models = three(n=100)
     if name:
         SPOILS[name][0](*models)
     before = judge(models[2], *models[:2])
     rng = np.random.default_rng(seed)
-    orders = {"member": rng.permutation(200), "nonmember": rng.permutation(200)}
+    orders = {"member": rng.permutation(100), "nonmember": rng.permutation(100)}
     forget = rng.permutation(140)
     for one in models:
         for side, order in orders.items():
@@ -753,10 +748,9 @@ def outcome_of(results, attacks=()):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
     """Each fault by itself; then any part of the file is gone or is no number any more."""
-    models = three()
+    models = three(n=100)
     SPOILS[data.draw(st.sampled_from(sorted(SPOILS)))][0](*models)
     results = results_of(*models)
-    assert outcome_of(results) == "refused"
     way = data.draw(st.sampled_from(list(parts(results))))
     junk = data.draw(st.sampled_from(JUNK))
     assert outcome_of(spoiled(results, way, junk)) != "shown", (way, junk)
@@ -767,7 +761,7 @@ def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
 )
 def test_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(file):
     """Every part, but a name changed to another's, which nobody can see."""
-    model = read(Model, entry(n=20))
+    model = read(Model, entry(n=20, likelihood={}))  # which no attack file rests on
     for way in parts(file):
         for junk in JUNK:
             if way == ("model",) and junk in ("x", ""):
@@ -778,9 +772,10 @@ def test_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(file):
 
 def test_a_good_model_whose_evidence_is_gone_is_not_shown():
     """Of every part one by one: good stays good only where the part is read by no criterion."""
-    results = results_of(*three(n=100))
-    assert outcome_of(results) == "shown"
-    ends = results["models"][2]["intervals"]
+    *others, model = three(n=100)
+    roles = [read(Model, one) for one in others]
+    assert judge(model, *roles).good
+    ends = model["intervals"]
     unread = {
         ("role",),  # its name says it
         *(("intervals", *way) for way in parts(ends) if way[-1:] != ("forget",)),
@@ -790,11 +785,10 @@ def test_a_good_model_whose_evidence_is_gone_is_not_shown():
         *(("distance", side, "p") for side in ("forget", "retain")),
         *(("collapse", name) for name in ("refusing", "echo")),  # *Kept* reads what is not said
     }
-    for way in parts(results):
-        if way[0] != "models" or way[1:2] != (2,) or len(way) < 3:
-            continue
-        if outcome_of(spoiled(results, way, GONE)) == "shown":
-            assert way[2:] in unread, way
+    for way in parts(model):
+        with suppress(UnlearnError):  # refused at the door
+            if judge(spoiled(model, way, GONE), *roles).good:
+                assert way in unread, way
 
 
 def test_the_door_refuses_an_entry_that_contradicts_itself():
@@ -929,14 +923,6 @@ def test_hiding_a_fault_is_no_way_to_be_good(name):
     assert outcome_of(results_of(*models)) in ("refused", "not shown")
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_an_entry_without_ids_is_read(number):
-    """It ended in an error of zip."""
-    models = three()
-    models[number]["likelihood"]["member_id"] = []
-    assert judged(results_of(*models))["model"].status == "not shown"
-
-
 def test_older_results_are_read_and_say_what_they_lack():
     """Of a version before rows were read one by one."""
     results = results_of(*three())
@@ -1032,14 +1018,6 @@ def test_a_figure_below_its_limit_is_not_printed_as_equal(utility, limit, says):
     found = {f.id: f for f in judged(results_of(*models))["model"].findings}["able"]
     assert says in found.says and (found.outcome == "pass") == (utility > limit)
     assert (", at least 0.56 is" in found.says) == (utility == 0.75)
-
-
-@pytest.mark.parametrize("constant", [0.02, 0.55])
-def test_a_second_fault_makes_no_status_milder(constant):
-    """Half of the answers broken was "broken"; all the same more often still: "over-forgets"."""
-    models = three()
-    models[2]["collapse"]["forget"] |= {"broken": 0.5, "constant": constant}
-    assert judged(results_of(*models))["model"].status == "broken"
 
 
 @pytest.mark.parametrize("pushed", [0.0, 0.5])

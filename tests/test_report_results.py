@@ -62,6 +62,7 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
         (b'{"schema": 2, "models": [{}]}', "faulty", "models[0].name: field required"),
         (b'{"schema": 1, "models": [{"name": "a"}]}', "version", "schema 1"),
         (b'{"models": [{"name": "a"}]}', "version", "schema None"),
+        (b'{"schema": 1%s, "models": [{"name": "a"}]}' % (b"0" * 400), "version", "schema 1000"),
         (b'{"schema": 2, "models": [{"name": "a"}, {"name": "a"}]}', "faulty", "named 'a'"),
         (
             b'{"schema": 2, "models": [{"name": "a", "cells": {"forget_task9_x": 1}}]}',
@@ -83,6 +84,7 @@ def test_bad_results_get_a_sentence(tmp_path, text, code, names):
     with fails(f"results.{code}") as fault:
         load_results(path)
     assert str(path) in str(fault.value) and names in str(fault.value)
+    assert len(str(fault.value)) < 400 + len(str(path))
 
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path):

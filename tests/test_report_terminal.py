@@ -36,8 +36,8 @@ def test_every_number_of_the_results_is_in_the_table():
         for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
             assert f" {model[metric]:.2f} " in line
     text = " ".join(printed(results).split())
-    assert "80 members against 160 non-members" in text
-    assert "120 forget rows, 750 retain rows" in text
+    assert "80 members against 80 non-members" in text
+    assert "140 forget rows, 300 retain rows" in text
 
 
 def test_nothing_is_cut_at_80_columns():

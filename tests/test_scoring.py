@@ -158,8 +158,7 @@ def test_every_registered_objective_has_an_oracle():
     assert {config["objective"] for _, config, _ in CASES.values()} == set(OBJECTIVES) - elsewhere
 
 
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("chunk, padding", [(None, "right"), (3, "left")])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_loss_and_gradients_equal_the_plain_implementation(name, chunk, padding):
     """float64 model with LoRA; loss and every adapter gradient to 1e-5 (float32 log-softmax)."""
@@ -169,11 +168,10 @@ def test_loss_and_gradients_equal_the_plain_implementation(name, chunk, padding)
     base = tiny_llama(seed=1).double()
     reference_model = copy.deepcopy(base)
     model = with_lora(base).double()
-    reference = make_reference(
-        "auto", model, starting_adapter=False, plan=ChunkPlan(positions=chunk)
-    )
+    plan = ChunkPlan(positions=chunk)
+    reference = make_reference("auto", model, starting_adapter=False, plan=plan)
     padded = left_padded(batch) if padding == "left" else batch
-    result = step_loss(model, padded, entries, reference=reference, plan=ChunkPlan(positions=chunk))
+    result = step_loss(model, padded, entries, reference=reference, plan=plan)
     assert_oracle(result.total, oracle(model, reference_model, batch), model)
 
 
@@ -301,8 +299,7 @@ def test_one_policy_forward_and_one_reference_forward():
 
 
 @pytest.mark.parametrize("mode", ["auto", "frozen_copy", "cached"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dropout, checkpointing", [(0.0, False), (0.5, True)])
 def test_references_agree_with_a_separately_loaded_model(mode, dropout, checkpointing):
     """All modes give the untouched base model's log-probs to 1e-5, in training mode too."""
     base = tiny_llama(seed=1).double()

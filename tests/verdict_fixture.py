@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from report_fixture import CELLS
 from scipy.stats import norm
 
 SIDES = ("forget", "retain")
+CELLS = [
+    f"{side}_task{task}_{kind}"
+    for side in SIDES
+    for task in (1, 2, 3)
+    for kind in ("regurgitation", "knowledge")
+]
 ATTACKS = ("zlib", "min_k_20", "min_k_plus_20", "entropy")
 BLIND = ("length", "zlib", "bag_of_words", "words_tfidf")
 

@@ -709,7 +709,7 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
         )
     if data.get("schema") != SCHEMA:
         raise UnlearnError(
-            f"{where} has schema {data.get('schema')!r}, this version reads schema {SCHEMA}; "
+            f"{where} has schema {data.get('schema')!r:.40}, this version reads schema {SCHEMA}; "
             "evaluate again with this version of axolotl-unlearn.",
             code="results.version",
         )
