@@ -59,14 +59,6 @@ def test_facts_do_not_depend_on_batches_and_chunks(model, batch_tokens, chunk_mi
         assert_facts(one, plain_facts(model, ids))
 
 
-def test_answers_only(model):
-    """From token 4 on: three facts of a sequence of seven."""
-    ids = [3, 4, 5, 6, 7, 8, 9]
-    (found,) = score_queries(model, [Query.of(ids, 4)])
-    assert len(found) == 3
-    assert_facts(found, plain_facts(model, ids, 4))
-
-
 def test_an_option_without_a_token_of_its_own(model):
     """A tokenizer that merges across spaces: the option would have the best score of all, 0."""
     from tokenizers import Tokenizer, models
