@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from axolotl.utils.dict import DictDefault
-from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
+from data_tokenizers import EOS, LOADING, byte_tokenizer, model_folder, word_tokenizer
 from fault_codes import fails
 
 from axolotl_unlearn.columns import pair_number
@@ -29,15 +29,12 @@ def write(path: Path, rows) -> str:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    byte_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
-    return str(folder)
+def base(tmp_path_factory) -> str:
+    return model_folder(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
-def config(tmp_path, tokenizer_folder):
+def config(tmp_path, base):
     """A function: datasets as (file, role) and settings -> an Axolotl config."""
 
     def make(*datasets, unlearn=BLOCK, **settings):
@@ -46,27 +43,9 @@ def config(tmp_path, tokenizer_folder):
             for path, role, *rest in datasets
             for extra in [rest[0] if rest else {}]
         ]
-        return DictDefault(
-            {
-                "base_model": tokenizer_folder,
-                "tokenizer_config": tokenizer_folder,
-                "model_config_type": "llama",
-                "sequence_len": 64,
-                "datasets": entries,
-                "dataset_prepared_path": str(tmp_path / "prepared"),
-                "dataset_num_proc": 0,
-                "val_set_size": 0.0,
-                "num_epochs": 1,
-                "micro_batch_size": 2,
-                "gradient_accumulation_steps": 1,
-                "batch_size": 2,
-                "world_size": 1,
-                "shuffle_merged_datasets": True,
-                "seed": 42,
-                "unlearn": unlearn,
-                **settings,
-            }
-        )
+        own = {"base_model": base, "tokenizer_config": base, "datasets": entries}
+        own |= {"dataset_prepared_path": str(tmp_path / "prepared"), "unlearn": unlearn}
+        return DictDefault(LOADING | own | settings)
 
     return make
 

@@ -11,7 +11,7 @@ import yaml
 from axolotl.common.datasets import load_datasets
 from axolotl.loaders import load_tokenizer
 from axolotl.utils.dict import DictDefault
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import WHOLE, byte_tokenizer, model_folder
 from fault_codes import fails
 
 from axolotl_unlearn.checks import axolotl_options
@@ -127,14 +127,7 @@ CASES = {
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("base")
-    byte_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {"model_type": "llama", "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
-        )
-    )
-    return str(folder)
+    return model_folder(tmp_path_factory.mktemp("base"))
 
 
 def write(path: Path, rows) -> str:
@@ -146,26 +139,10 @@ def load_config(folder: Path, name: str, base: str, **settings):
     """A config file as `axolotl train` reads it."""
     from axolotl.cli.config import load_cfg
 
-    config = {
-        "base_model": base,
-        "output_dir": str(folder / f"out-{name}"),
-        "dataset_prepared_path": str(folder / f"prepared-{name}"),
-        "sequence_len": 900,
-        "shuffle_merged_datasets": False,
-        "dataset_num_proc": 0,
-        "num_epochs": 1,
-        "micro_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": 0.001,
-        "optimizer": "adamw_torch",
-        "bf16": False,
-        "fp16": False,
-        "device_map": {"": "cpu"},
-        "lora_mlp_kernel": False,
-        **settings,
-    }
+    own = {"base_model": base, "output_dir": str(folder / f"out-{name}")}
+    own |= {"dataset_prepared_path": str(folder / f"prepared-{name}")}
     path = folder / f"{name}.yml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(WHOLE | own | settings))
     return load_cfg(str(path))
 
 

@@ -1,7 +1,6 @@
 """Trackers, by real `axolotl train`."""
 
 import time
-import zipfile
 
 import pytest
 from test_train_axolotl import stage, train  # noqa: F401 (a fixture)
@@ -27,30 +26,3 @@ def test_tensorboard_and_wandb_offline(stage, monkeypatch):  # noqa: F811
         if left := [name for name in LOGGED if f"train/{name}".encode() not in kept.read_bytes()]:
             time.sleep(0.2)
     assert not left
-
-
-def test_mlflow_offline(stage, monkeypatch):  # noqa: F811
-    """Into a folder; MLflow is no dependency of ours."""
-    pytest.importorskip("mlflow", exc_type=ImportError)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    place = {"mlflow_tracking_uri": str(stage / "mlruns"), "mlflow_experiment_name": "e"}
-    train(stage, "mlflow", use_mlflow=True, max_steps=2, **place)
-    (metrics,) = (stage / "mlruns").glob("*/*/metrics")
-    for name in LOGGED:
-        assert len((metrics / name).read_text().splitlines()) == 2, name
-
-
-def test_comet_offline(stage, monkeypatch):  # noqa: F811
-    """Into an archive that could be sent later; Comet is no dependency of ours."""
-    pytest.importorskip("comet_ml", exc_type=ImportError)
-    folder = stage / "comet-files"
-    folder.mkdir()
-    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(folder))
-    train(stage, "comet", use_comet=True, comet_online=False, comet_project_name="p", max_steps=2)
-    import comet_ml
-
-    comet_ml.end()
-    (archive,) = folder.glob("*.zip")
-    with zipfile.ZipFile(archive) as files:
-        said = b"".join(map(files.read, files.namelist())).decode("utf-8", errors="replace")
-    assert all(f'"train/{name}"' in said for name in LOGGED) and "clerk" not in said
