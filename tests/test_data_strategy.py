@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from axolotl.utils.dict import DictDefault
-from data_tokenizers import EOS, LOADING, byte_tokenizer, model_folder, word_tokenizer
+from data_tokenizers import EOS, LOADING, byte_tokenizer, model_folder
 from fault_codes import fails
 
 from axolotl_unlearn.columns import pair_number
 
-LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 FORGET = [
     {"id": "a1sc1", "input": "ab", "output": "c", "task": "Task1"},
     {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"},
@@ -280,32 +279,3 @@ def test_rows_that_are_not_a_local_file(config):
     assert wrapped["row"][:] == [0, 1] and wrapped["role"][:] == [1, 1]
     with fails("data.field-missing"):
         strategy(cfg, "retain").wrap_dataset(Dataset.from_list([{"id": "1", "input": "a"}]))
-
-
-@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
-def test_no_lume_row_is_lost(tmp_path, config):
-    """At 256 tokens a third of the documents is too long for a small vocabulary: all rows stay,
-    and each ends with its whole answer."""
-    from axolotl_unlearn.data.records import read_records
-    from axolotl_unlearn.data.strategy import load_strategy
-
-    files = {side: str(LUME / f"{side}.jsonl") for side in ("forget", "retain")}
-    texts = [f"{r.input} {r.output}" for path in files.values() for r in read_records(path)]
-    tokenizer = word_tokenizer(texts, size=2000)
-    cfg = config(
-        (files["forget"], "forget"),
-        (files["retain"], "retain"),
-        sequence_len=256,
-        unlearn=BLOCK | {"data": {"labels": {"completion": "answer"}}},
-    )
-    for side, count in (("forget", 1112), ("retain", 1136)):
-        entry = DictDefault({"path": files[side]})
-        wrapped = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)
-        records = read_records(files[side])
-        assert len(wrapped) == len(records) == count
-        assert max(wrapped["length"][:]) == 256, "some prompts must have been cut"
-        for row, record in zip(wrapped, records, strict=True):
-            text = tokenizer.decode(row["input_ids"][:-1])
-            assert text.endswith(" " + record.output)
-            assert row["length"] == len(row["input_ids"]) == len(row["labels"]) <= 256
-            assert (row["kind"] == 0) == (record.kind == "completion")

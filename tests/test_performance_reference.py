@@ -340,28 +340,6 @@ def test_a_teacher_is_the_separately_run_model(teacher, kind, teachers):
     assert plain.kl(policy, taught, batch, [3, 4], "reverse", "answer") > 0.01  # not the policy
 
 
-def test_an_entry_may_have_a_reference_of_its_own(teachers):
-    """NPO against a teacher, KL against the starting model, in one step."""
-    folder, _ = teachers
-    policy, batch, entries = policy_of(folder, "full"), random_batch(seed=3), entries_for(*CONFIGS)
-    start, taught = copy.deepcopy(policy), tiny_llama(seed=2)
-    starting = make_reference("auto", policy, starting_adapter=False, plan=ChunkPlan())
-    teacher = Teacher(str(folder / "other"))
-    with teacher.opened(policy) as model:
-        precompute(teacher, model, [batch], entries[:1], folder / "store", progress=False)
-        teacher.release(model, keep_head=False)
-    moved(policy)
-    got = step_loss(
-        policy, batch, entries, reference={"forget/npo": teacher, "retain/kl": starting}
-    )
-    want = (
-        0.4 * plain.npo(policy, taught, batch, [0, 1, 2], 0.1, "sum")
-        + 0.4 * plain.nll(policy, batch, [3, 4])
-        + 0.2 * plain.kl(policy, start, batch, [3, 4], "reverse", "answer")
-    )
-    assert_close(got.total.double(), want, rtol=1e-4, atol=1e-4)
-
-
 def test_a_teacher_is_never_the_policy(teachers):
     """Asked about a row that it was not shown, it says so; the policy does not answer for it."""
     folder, _ = teachers
