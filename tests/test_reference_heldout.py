@@ -249,8 +249,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
 
 @pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])
 def test_a_step_draws_forget_rows_to_heldout_rows(objective):
-    """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
-    the objective alone brings the features of two documents nearer to those asked for."""
+    """Loss and gradient of a step equal those of plain autograd."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
     batch = batch_of()
 
@@ -284,15 +283,6 @@ def test_a_step_draws_forget_rows_to_heldout_rows(objective):
         assert (weight.grad is None) == (other.grad is None)  # the head has no part in its input
         if other.grad is not None:
             assert_close(weight.grad.double(), other.grad, atol=2e-4, rtol=2e-3)
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    before = result.total.item()
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = step_loss(model, batch, entries, reference=distribution).total
-        loss.backward()
-        optimizer.step()
-    assert 0 <= loss.item() < 0.8 * before
 
 
 def parse(block: dict):
