@@ -12,6 +12,7 @@ from axolotl_unlearn.config.presets import preset_names
 from axolotl_unlearn.errors import UnlearnError
 
 ROOT = Path(__file__).parents[1]
+GA = {"forget": {"objective": "ga"}}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ ROOT = Path(__file__).parents[1]
         ({"data": {"template": "{output} {input}"}}, "{input} and, after it, {output}"),
         ({"level": {"heldoutt": "h"}}, "`unlearn.level.heldoutt` is not a key.*'heldout'"),
         ({"phases": [{"steps": 1, "retian": []}]}, "`unlearn.phases.0.retian` is.*'retain'"),
+        ({"phases": [{"steps": 1, **GA}], **GA}, "not both"),
+        ({"phases": [GA]}, "`steps` or as `epochs`"),
+        ({"phases": [{"steps": 3}]}, "no objective"),
         ({"data": {"chat_template": True, "labels": {"completion": "document"}}}, "role headers"),
         ("npo", "must be a block"),
     ],

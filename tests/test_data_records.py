@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from fault_codes import fails
@@ -21,7 +20,6 @@ from axolotl_unlearn.data.records import (
     records_from_rows,
 )
 
-LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 ROWS = [
     {"id": '"ab-1"sc1', "input": "Once there", "output": "was a fox.", "task": "Task1"},
     {"id": '"ab-1"qa0', "input": "Who?", "output": "A fox.\u2028Yes.", "task": "Task1"},
@@ -244,18 +242,6 @@ def test_documents(tmp_path):
         path.write_text(lines(given))
         with fails(code):
             read_documents(path)
-
-
-@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
-def test_lume():
-    """Counts of the public train split: 342 completions of 1112 forget rows, 364 of 1136 retain."""
-    forget, retain = (read_records(LUME / f"{side}.jsonl") for side in ("forget", "retain"))
-    counts = [
-        (len(rows), sum(r.kind == "completion" for r in rows), len({r.document for r in rows}))
-        for rows in (forget, retain)
-    ]
-    assert counts == [(1112, 342, 342), (1136, 364, 364)]
-    assert {r.task_number for r in forget} == {1, 2, 3}
 
 
 def test_lines_of_our_own_files(tmp_path):
