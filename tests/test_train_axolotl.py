@@ -35,16 +35,20 @@ class OtherPlugin(BasePlugin):
         return AxolotlTrainer
 
 
+def tiny_olmo(folder: Path, seed: int = 0, **changes) -> str:
+    """A tiny OLMo of random weights."""
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo", **changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo").save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory) -> Path:
-    """A folder with small data and a tiny OLMo of random weights."""
+    """A folder with small data and a model."""
     folder = tmp_path_factory.mktemp("stage")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo")
-    )
-    model.save_pretrained(folder / "base")
-    AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo").save_pretrained(folder / "base")
+    tiny_olmo(folder / "base")
     for side, count in (("forget", 12), ("retain", 9)):
         with (folder / f"{side}.jsonl").open("w") as file:
             for number in range(count):
@@ -208,12 +212,8 @@ def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, 
 def test_two_teachers_beside_the_starting_model(stage, straight):
     """Forget documents against another adapter and answers against another model, hold retain rows
     to the start: only KL is 0 at first. The checkpoint holds the policy's adapter alone."""
-    torch.manual_seed(1)
-    other = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(stage / "base"))
-    other.save_pretrained(stage / "other")
-    AutoTokenizer.from_pretrained(stage / "base").save_pretrained(stage / "other")
     block = config(stage, "x")["unlearn"] | {
-        "reference": {"model": str(stage / "other")},
+        "reference": {"model": tiny_olmo(stage / "other", seed=1)},
         "forget": [
             {"objective": "npo", "beta": 0.03, "kinds": "question"},
             {
@@ -260,11 +260,8 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(sta
 
 def test_a_teacher_of_another_hidden_size_has_no_states_to_compare(stage):
     """It was a failed subtraction of tensors in the first step."""
-    wider = AutoConfig.from_pretrained(stage / "base", hidden_size=320)
-    AutoModelForCausalLM.from_config(wider).save_pretrained(stage / "wider")
-    AutoTokenizer.from_pretrained(stage / "base").save_pretrained(stage / "wider")
     block = config(stage, "x")["unlearn"] | {
-        "reference": {"model": str(stage / "wider")},
+        "reference": {"model": tiny_olmo(stage / "wider", hidden_size=320)},
         "retain": {"objective": "hidden_mse", "layer": 1},
     }
     with pytest.raises(UnlearnError, match="states have 320 numbers and the policy's"):

@@ -17,9 +17,9 @@ from conftest import tiny_llama
 from datasets import Dataset
 from fault_codes import fails
 from safetensors.torch import load_file
-from test_train_axolotl import run
+from test_train_axolotl import run, tiny_olmo
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.config import LevelArgs, parse_unlearn
 from axolotl_unlearn.errors import UnlearnError
@@ -222,12 +222,8 @@ def life(tmp_path_factory):
         replay_rows=4, heldout=(4, 4, 4), background=(3, 3, 3), base_passes=1, passes=1,
     )  # fmt: skip
     make_life(out / "data", sizes=sizes)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo")
     for seed, name in enumerate(("original", "teacher")):
-        torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo")
-        AutoModelForCausalLM.from_config(config).save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
+        tiny_olmo(out / name, seed)
     return out
 
 
