@@ -305,7 +305,7 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
     of the run without the entries; one that looks at every second step does not, with either."""
 
     def weights(name, *objectives, **level):
-        config = example(life, name, **OFTEN | level) | {"max_steps": 4}
+        config = example(life, name, **OFTEN | level)
         forget = [
             e for e in config["unlearn"]["forget"] if not e["objective"].endswith("_matching")
         ]
