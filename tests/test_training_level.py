@@ -304,8 +304,8 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entries; one that looks at every second step does not, with either."""
 
-    def weights(name, *objectives, steps=6, **level):
-        config = example(life, name, **OFTEN | level) | {"max_steps": steps}
+    def weights(name, *objectives, **level):
+        config = example(life, name, **OFTEN | level)
         forget = [
             e for e in config["unlearn"]["forget"] if not e["objective"].endswith("_matching")
         ]
@@ -317,7 +317,7 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
         return all(torch.equal(one[name], other[name]) for name in one)
 
     both, late = ("feature_matching", "hidden_matching"), {"settle": 0.99, "patience": 99}
-    assert same(weights("plain", steps=3, **late), weights("late", *both, steps=3, **late))
+    assert same(weights("plain", **late), weights("late", *both, **late))
     early = {"settle": 0.0, "patience": 99}
     corrected = weights("corrected", **early)
     assert not any(same(corrected, weights(f"drawn-{one}", one, **early)) for one in both)
