@@ -86,11 +86,16 @@ def config(stage: Path, out: str, **changes) -> dict:
     return cfg | changes
 
 
+def written(path: Path, cfg: dict) -> str:
+    path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
+    return str(path)
+
+
 def run(path: Path, cfg: dict) -> Path:
     """``axolotl train`` of a config, written to ``path``, in this process; the output folder."""
     from axolotl.cli.train import do_cli
 
-    path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
+    written(path, cfg)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["axolotl"])
         do_cli(config=str(path))
@@ -100,6 +105,12 @@ def run(path: Path, cfg: dict) -> Path:
 def train(stage: Path, name: str, **changes) -> Path:
     """The over example with changes; the output folder."""
     return run(stage / f"{name}.yml", config(stage, name, **changes))
+
+
+def loaded(stage: Path, name: str, preprocess: bool = False, **changes) -> tuple:
+    """What ``axolotl train`` makes of a config before weights: its own, and the rows."""
+    cfg = load_cfg(written(stage / f"{name}.yml", config(stage, name, **changes)))
+    return cfg, PluginManager.get_instance().load_datasets(cfg, preprocess=preprocess)
 
 
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -425,12 +436,8 @@ def test_rmu_below_all_that_is_trained_is_refused(stage):
 
 def fault(stage: Path, capfd, **changes) -> str:
     """What ``axolotl train`` says of a config on standard error, with exit code 2."""
-    cfg = config(stage, "fault", **changes)
-    cfg = {k: v for k, v in cfg.items() if v != "DELETE"}
-    path = stage / "fault.yml"
-    path.write_text(yaml.safe_dump(cfg))
     with pytest.raises(SystemExit) as caught:
-        PluginManager.get_instance().load_datasets(load_cfg(str(path)), preprocess=True)
+        loaded(stage, "fault", **changes)
     assert caught.value.code == 2
     lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("Error:")]
     assert len(lines) == 1
@@ -447,9 +454,8 @@ def test_preprocess_compares_the_sides(stage, capfd):
     (stage / "copied").mkdir()
     (stage / "copied/r.jsonl").write_bytes((stage / "forget.jsonl").read_bytes())
     sets = datasets(stage, "forget", "retain")
-    assert "token for token" in fault(
-        stage, capfd, datasets=[sets[0], sets[1] | {"path": str(stage / "copied")}]
-    )
+    sets[1]["path"] = str(stage / "copied")
+    assert "token for token" in fault(stage, capfd, preprocess=True, datasets=sets)
 
 
 def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
@@ -460,21 +466,15 @@ def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
     sets = datasets(stage, "forget", "retain")
     sets[0]["path"] = str(folder)
     block = config(stage, "x")["unlearn"] | {"forget": {"objective": "ga", "tasks": 4}}
-    path = stage / "columns.yml"
-    path.write_text(yaml.safe_dump(config(stage, "columns", unlearn=block, datasets=sets)))
-    cfg = load_cfg(str(path))
-    with pytest.raises(SystemExit):
-        PluginManager.get_instance().load_datasets(cfg, preprocess=False)
-    assert "no forget row has the task 4; there are 2 completions" in capfd.readouterr().err
+    said = fault(stage, capfd, unlearn=block, datasets=sets)
+    assert "no forget row has the task 4; there are 2 completions" in said
 
 
 def test_commands_that_read_no_data_do_not_ask_for_them(stage, straight):
     """After unlearning the forget file is deleted, and then the adapter is merged."""
     sets = datasets(stage, "forget", "retain")
     sets[0]["path"] = str(stage / "deleted.jsonl")
-    path = stage / "merge.yml"
-    path.write_text(yaml.safe_dump(config(stage, "straight", datasets=sets)))
-    merge_lora(config=str(path))
+    merge_lora(config=written(stage / "merge.yml", config(stage, "straight", datasets=sets)))
     assert (straight / "merged" / "model.safetensors").exists()
 
 
@@ -517,10 +517,8 @@ def test_axolotl_evaluate_is_refused(stage):
     start."""
     from axolotl.cli.evaluate import do_cli
 
-    path = stage / "evaluate.yml"
-    path.write_text(yaml.safe_dump(config(stage, "evaluate")))
     with pytest.raises(UnlearnError, match="`axolotl-unlearn eval`"):
-        do_cli(config=str(path))
+        do_cli(config=written(stage / "evaluate.yml", config(stage, "evaluate")))
 
 
 @pytest.mark.skipif(not versions.within(since="0.21"), reason="an option of Axolotl 0.21")
@@ -576,9 +574,8 @@ def test_check_says_what_train_does(stage, straight):
     from axolotl_unlearn.cli import unlearn
 
     def check(name, **changes):
-        path = stage / f"check-{name}.yml"
-        path.write_text(yaml.safe_dump(config(stage, f"check-{name}", **changes)))
-        return CliRunner().invoke(unlearn, ["check", str(path), "--full", "--json"])
+        path = written(stage / f"check-{name}.yml", config(stage, f"check-{name}", **changes))
+        return CliRunner().invoke(unlearn, ["check", path, "--full", "--json"])
 
     done = check("good")
     assert done.exit_code == 0, done.output

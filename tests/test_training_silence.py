@@ -11,7 +11,7 @@ import pytest
 from conftest import code_of
 from fault_codes import fails
 from safetensors.torch import load_file
-from test_train_axolotl import config, history, stage, train  # noqa: F401
+from test_train_axolotl import config, history, loaded, stage, train  # noqa: F401
 from torch.testing import assert_close
 
 from axolotl_unlearn.checks.config import config_faults
@@ -83,15 +83,15 @@ def test_a_run_that_goes_on_with_other_code_is_refused(stage, monkeypatch, tmp_p
 
 def test_forget_rows_that_are_never_read_are_said(stage, caplog):
     """12 rows in steps of 4; a run of 2 steps, and phases of which one step forgets."""
-    train(stage, "short", max_steps=2)
+    loaded(stage, "short", max_steps=2)
     assert "4 forget rows are never read, so never forgotten: a pass over all" in caplog.text
     caplog.clear()
     both = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
     phases = [{"steps": 1, **both}, {"steps": 3, "retain": both["retain"]}]
-    train(stage, "phased", unlearn={"phases": phases}, num_epochs="DELETE")
+    loaded(stage, "phased", unlearn={"phases": phases}, num_epochs="DELETE")
     assert "8 forget rows are never read" in caplog.text
     caplog.clear()
-    train(stage, "all", num_epochs=1)
+    loaded(stage, "all", num_epochs=1)
     assert "never read" not in caplog.text
 
 
@@ -100,10 +100,10 @@ def test_rows_longer_than_the_model_has_positions_are_said(stage, caplog):
     few = shutil.copytree(stage / "base", stage / "few-positions")
     known = json.loads((few / "config.json").read_text()) | {"max_position_embeddings": 16}
     (few / "config.json").write_text(json.dumps(known))
-    train(stage, "positions", max_steps=3, base_model=str(few))
+    loaded(stage, "positions", max_steps=3, base_model=str(few))
     assert "tokens are longer than the 16 positions of this model" in caplog.text
     caplog.clear()
-    train(stage, "positions", max_steps=3)
+    loaded(stage, "positions", max_steps=3)
     assert "positions of this model" not in caplog.text
 
 
