@@ -196,15 +196,6 @@ def strategy(cfg, role="forget", tokenizer=None):
 DOCUMENT = {"id": "1sc1", "input": "0123456789", "output": "z", "task": "Task1"}
 
 
-@pytest.mark.parametrize("role", ["forget", "memorise"])
-def test_labelled_tokens_are_not_cut(tmp_path, config, role):
-    """13 tokens, all labelled, into 8: five would not be forgotten."""
-    cfg = config((write(tmp_path / "f.jsonl", [DOCUMENT]), role), sequence_len=8)
-    with fails("data.rows-too-long") as told:
-        strategy(cfg, role).wrap_dataset(None)
-    assert "456789" not in str(told.value) and "`sequence_len: 13`" in str(told.value)
-
-
 @pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
 def test_a_chat_has_labels_on_the_answer_alone(tmp_path, config, role):
     """Whatever the id: the system prompt "be kind" and the headers <u>, <a> are not forgotten."""
@@ -239,35 +230,31 @@ def test_what_kind_a_row_is_if_its_id_does_not_tell(tmp_path, config, data, row,
     ]
 
 
-@pytest.mark.parametrize("role", ["forget", "retain"])
-def test_missing_block_is_an_error(tmp_path, config, role):
-    cfg = config((write(tmp_path / "f.jsonl", FORGET), role), unlearn=None)
-    with fails("data.no-block"):
-        load(cfg)
+SINGLE = {"id": "1qa0", "input": "", "output": "b", "task": "Task1"}
+#: Role, rows and settings -> code, and what is said.
+FAULTS = [
+    # 13 tokens, all labelled, into 8: five would not be forgotten.
+    *((role, DOCUMENT, {"sequence_len": 8}, "data.rows-too-long", "`sequence_len: 13`")
+      for role in ("forget", "memorise")),
+    *((role, FORGET[0], {"unlearn": None}, "data.no-block", "") for role in ("forget", "retain")),
+    ("forget", SINGLE, {"unlearn": BLOCK | {"data": {"eos": False}}}, "data.single-token", ""),
+    # Settings of Axolotl that would drop rows.
+    ("forget", FORGET[0], {"unlearn": BLOCK | {"data": {"max_length": 65}}}, "data.max-length", ""),
+    ("forget", FORGET[0], {"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length", ""),
+    ("forget", FORGET[0], {"min_sample_len": 5}, "data.drops-rows", ""),
+    ("forget", FORGET[0], {"dataset_exact_deduplication": True}, "data.drops-rows", ""),
+    ("forget", FORGET[0], {"sequence_len": None}, "data.no-sequence-len", ""),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("settings", "code"),
-    [
-        ({"unlearn": BLOCK | {"data": {"max_length": 65}}}, "data.max-length"),
-        ({"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length"),
-        ({"min_sample_len": 5}, "data.drops-rows"),
-        ({"dataset_exact_deduplication": True}, "data.drops-rows"),
-        ({"sequence_len": None}, "data.no-sequence-len"),
-    ],
-)
-def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, code):
-    cfg = config((write(tmp_path / "f.jsonl", FORGET), "forget"), **settings)
-    with fails(code):
-        strategy(cfg)
-
-
-def test_a_single_token_predicts_nothing(tmp_path, config):
-    rows = [{"id": "1qa0", "input": "", "output": "b", "task": "Task1"}]
-    block = BLOCK | {"data": {"eos": False}}
-    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)
-    with fails("data.single-token"):
-        strategy(cfg).wrap_dataset(None)
+@pytest.mark.parametrize(("role", "row", "settings", "code", "says"), FAULTS)
+def test_rows_that_would_not_be_forgotten_are_refused(
+    tmp_path, config, role, row, settings, code, says
+):
+    cfg = config((write(tmp_path / "f.jsonl", [row]), role), **settings)
+    with fails(code) as told:
+        strategy(cfg, role).wrap_dataset(None)
+    assert "456789" not in str(told.value) and says in str(told.value)
 
 
 def test_rows_that_are_not_a_local_file(config):

@@ -346,24 +346,29 @@ def vector(*values):
     return [torch.tensor(value, dtype=torch.float64) for value in values]
 
 
-def test_pcgrad_by_hand():
-    """f = (1, 0), r = (-1, 1): <f, r> = -1. f' = f + r/2 = (.5, .5), r' = r + f = (0, 1)."""
-    (joined,) = pcgrad(vector([1.0, 0.0]), vector([-1.0, 1.0]))
-    assert_close(joined, torch.tensor([0.5, 1.5], dtype=torch.float64))
-    (added,) = pcgrad(vector([1.0, 0.0]), vector([1.0, 1.0]))
-    assert_close(added, torch.tensor([2.0, 1.0], dtype=torch.float64))
+PLAIN, METRIC = ({"scales": scales} for scales in ([None], vector([1.0, 2.0])))
+#: Way -> forget gradient, retain gradient, what they are joined to.
+JOINED = [
+    # f = (1, 0), r = (-1, 1): <f, r> = -1. f' = f + r/2 = (.5, .5), r' = r + f = (0, 1).
+    (pcgrad, {}, vector([1.0, 0.0]), vector([-1.0, 1.0]), vector([0.5, 1.5])),
+    (pcgrad, {}, vector([1.0, 0.0]), vector([1.0, 1.0]), vector([2.0, 1.0])),
     # All weights are one vector: conflict in one tensor is outweighed by agreement in another.
-    forget, retain = vector([1.0], [3.0]), vector([-1.0], [1.0])
-    assert pcgrad(forget, retain)[0].item() == 0
+    (pcgrad, {}, vector([1.0], [3.0]), vector([-1.0], [1.0]), vector([0.0], [4.0])),
+    # <r, r> = 2: f' = f + r/2 = (.5, .5), plus r. Without a conflict the sum.
+    (gru, {}, vector([1.0, 0.0]), vector([-1.0, 1.0]), vector([-0.5, 1.5])),
+    (gru, {}, vector([1.0, 0.0]), vector([1.0, 1.0]), vector([2.0, 1.0])),
+    # h = (1, 2): <f, r>_h = 4, <r, r>_h = 3, f' = f - 4/3 r = (5, -5)/3. Without a metric:
+    # <f, r> = 5, <r, r> = 5, f' = (2, -1).
+    (gu, METRIC, vector([3.0, 1.0]), vector([1.0, 2.0]), vector([1 + 5 / 3, 2 - 5 / 3])),
+    (gu, PLAIN, vector([3.0, 1.0]), vector([1.0, 2.0]), vector([3.0, 1.0])),
+    (gu, PLAIN, vector([3.0, 1.0]), vector([0.0, 0.0]), vector([3.0, 1.0])),
+]
 
 
-def test_gru_by_hand():
-    """f = (1, 0), r = (-1, 1): <f, r> = -1, <r, r> = 2, f' = f + r/2 = (.5, .5); plus r. Without a
-    conflict the sum."""
-    (joined,) = gru(vector([1.0, 0.0]), vector([-1.0, 1.0]))
-    assert_close(joined, torch.tensor([-0.5, 1.5], dtype=torch.float64))
-    (added,) = gru(vector([1.0, 0.0]), vector([1.0, 1.0]))
-    assert_close(added, torch.tensor([2.0, 1.0], dtype=torch.float64))
+@pytest.mark.parametrize(("way", "how", "forget", "retain", "joined"), JOINED)
+def test_gradients_are_joined_by_hand(way, how, forget, retain, joined):
+    for found, wanted in zip(way(forget, retain, **how), joined, strict=True):
+        assert_close(found, wanted)
 
 
 def matrix(*shape: int) -> torch.Tensor:
@@ -470,18 +475,6 @@ def test_salient_by_hand():
     assert first.tolist() == [[1, 1], [0, 0]] and not second.any() and not third.any()
     first, second, third = salient(gradients, 0.5, "weight")
     assert first.tolist() == [[1, 1], [0, 0]] and second.tolist() == [[1, 0]] and not third.any()
-
-
-def test_gu_by_hand():
-    """f = (3, 1), r = (1, 2), h = (1, 2): <f, r>_h = 4, <r, r>_h = 3, f' = f - 4/3 r = (5, -5)/3.
-    Without a metric: <f, r> = 5, <r, r> = 5, f' = (2, -1)."""
-    forget, retain = vector([3.0, 1.0]), vector([1.0, 2.0])
-    (joined,) = gu(forget, retain, vector([1.0, 2.0]))
-    assert_close(joined - retain[0], torch.tensor([5.0, -5.0], dtype=torch.float64) / 3)
-    (plain,) = gu(forget, retain, [None])
-    assert_close(plain - retain[0], torch.tensor([2.0, -1.0], dtype=torch.float64))
-    (nothing,) = gu(forget, vector([0.0, 0.0]), [None])
-    assert_close(nothing, forget[0])
 
 
 def test_gu_in_the_metric_of_a_real_adam():
