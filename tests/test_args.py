@@ -12,7 +12,7 @@ from axolotl_unlearn.config.presets import preset_names
 from axolotl_unlearn.errors import UnlearnError
 
 ROOT = Path(__file__).parents[1]
-GA = {"forget": {"objective": "ga"}}
+ALPACA, GA = {"type": "alpaca"}, {"forget": {"objective": "ga"}}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,12 @@ GA = {"forget": {"objective": "ga"}}
         ({"phases": [{"steps": 3}]}, "no objective"),
         ({"data": {"chat_template": True, "labels": {"completion": "document"}}}, "role headers"),
         ("npo", "must be a block"),
+        ({"data": {"rows": {"field": "x"}}}, "has no `type`"),
+        ({"data": {"rows": {"type": "sharegpt"}}}, "no longer reads rows of `type: sharegpt`; giv"),
+        ({"data": {"rows": ALPACA, "join": "x"}}, "`join` does nothing beside `rows`"),
+        ({"data": {"rows": ALPACA, "join": ""}}, "`join` does nothing beside `rows`"),
+        ({"data": {"rows": ALPACA, "fields": {"task": "x"}}}, "`fields.task` does nothing beside"),
+        ({"data": {"template": "{input} {output}", "join": ""}}, "`join` .* beside a template"),
     ],
 )
 def test_faults_are_one_sentence_with_the_key(block, says):

@@ -426,16 +426,6 @@ def test_faults_of_the_rows(tmp_path):
         typed.sources([("line 1", ALPACA[0])], "x", DataArgs.model_validate(named))
     assert "`dataset: 3` is no entry" in faults(tmp_path, [{"dataset": 3, "row": ALPACA[0]}])
     assert "`kind` must be" in faults(tmp_path, [{"kind": "poem", "row": ALPACA[0]}])
-    with pytest.raises(UnlearnError, match="has no `type`"):
-        parse_unlearn({"data": {"rows": {"field": "x"}}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": ""}})
-    with pytest.raises(UnlearnError, match="`fields.task` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "fields": {"task": "x"}}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside a template"):
-        parse_unlearn({"data": {"template": "{input} {output}", "join": ""}})
     for way in ({"rows": {"type": "alpaca"}}, {"template": "{input} {output}"}):  # it has a `join`
         assert parse_unlearn({"preset": "zjuklab-paper", "data": way}).data.join == " "
 
@@ -452,8 +442,6 @@ def test_an_entry_that_does_not_read_the_rows(base):
     wrong = said({"type": "completion"}, ALPACA[0])
     assert "'completion' cannot read these rows (KeyError: field 'text' is missing)" in wrong
     assert "Name her" not in wrong
-    with pytest.raises(UnlearnError, match="no longer reads rows of `type: sharegpt`; give"):
-        parse_unlearn({"forget": {"objective": "npo"}, "data": {"rows": {"type": "sharegpt"}}})
     assert "'alpakka'" in said({"type": "alpakka"}, ALPACA[0])
     assert "did you mean 'field_messages'?" in said(
         {"type": "chat_template", "field_mesages": "m"}, CHATS[0]
