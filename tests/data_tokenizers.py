@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 EOS, PAD, BOS = 256, 257, 258
+#: What Axolotl reads in a config when it loads rows, whose tokenizer is in a `model_folder`.
+LOADING = {
+    "model_config_type": "llama", "sequence_len": 64, "dataset_num_proc": 0, "val_set_size": 0.0,
+    "num_epochs": 1, "micro_batch_size": 2, "batch_size": 2, "gradient_accumulation_steps": 1,
+    "world_size": 1, "seed": 42, "shuffle_merged_datasets": True,
+}  # fmt: skip
+#: The same of a whole config, which it checks; rows keep their order.
+WHOLE = {
+    "sequence_len": 900, "shuffle_merged_datasets": False, "dataset_num_proc": 0, "num_epochs": 1,
+    "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 0.001,
+    "optimizer": "adamw_torch", "bf16": False, "fp16": False, "device_map": {"": "cpu"},
+    "lora_mlp_kernel": False,
+}  # fmt: skip
 CHAT = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}"
     "{% if m['role'] == 'assistant' %}{{ eos_token }}\n{% endif %}{% endfor %}"
@@ -42,6 +57,14 @@ def byte_tokenizer(*, bos: bool = False, trailing: bool = False, chat: bool = Fa
     if chat:
         fast.chat_template = CHAT
     return fast
+
+
+def model_folder(folder: Path, tokenizer: Any = None) -> str:
+    """A model as far as data ask for it: a tokenizer (of bytes) and a config."""
+    (tokenizer or byte_tokenizer()).save_pretrained(folder)
+    facts = {"model_type": "llama", "vocab_size": 300, "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return str(folder)
 
 
 def word_tokenizer(texts: list[str], size: int = 400):

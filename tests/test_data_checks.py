@@ -313,8 +313,22 @@ def test_rows_in_columns_are_counted_alike(entry):
 RMU = {"objective": "rmu"}
 PHASE = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
+NPO = {"objective": "npo"}
+SHARDED = LORA | {"fsdp_config": {"x": 1}}
+IN_PARTS = [{"fsdp_version": 2, "fsdp_config": {"x": 1}}, {"deepspeed": "zero3.json"}]
+STARTS = [{}, {"adapter": "lora", "lora_model_dir": "someone/adapter"}]
 #: Settings -> what a fault says; None: there is none.
 SETTINGS = [
+    ({"unlearn": PHASE, "max_steps": 9}, "`max_steps` does not go with `unlearn.phases`"),
+    ({"unlearn": PHASE, "num_epochs": 2}, "`num_epochs` does not go with `unlearn.phases`"),
+    ({"unlearn": {"phases": 2 * [PHASE["phases"][0] | {"fresh_optimizer": True}]},
+      "deepspeed": "x.json"}, "DeepSpeed's own"),
+    (SHARDED | {"lora_model_dir": "someone/adapter"}, "set `fsdp_version: 2`"),
+    (SHARDED | {"unlearn": {"forget": NPO, "reference": "frozen_copy"}}, "no process has under F"),
+    ({"unlearn": {"forget": NPO, "reference": {"model": "./not-there"}}},
+     "`reference.model: ./not-there` does not"),
+    *(({"unlearn": {"forget": NPO, "reference": reference}} | way | start, None) for way in IN_PARTS
+      for start in STARTS for reference in ("auto", "cached", {"model": "."})),
     ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
     ({"learning_rate": "1e-4", "lora_dropout": 0.0, "max_grad_norm": 0}, None),
     ({"lora_r": -8}, "`lora_r: -8`"),

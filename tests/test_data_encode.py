@@ -31,10 +31,6 @@ STORY = Record("1sc1", "ab", "c", "Task1", "completion")
 X = -100
 
 
-def ids(text: str) -> list[int]:
-    return list(text.encode())
-
-
 def encode_record(tokenizer, record, options, max_length=None):
     """A row, and how many tokens of its prompt were cut."""
     encoder = Encoder(tokenizer, options, max_length or options.max_length)
@@ -43,76 +39,47 @@ def encode_record(tokenizer, record, options, max_length=None):
     return {"input_ids": encoded.input_ids, "labels": labels}, encoded.truncated
 
 
-def test_question_has_labels_on_the_answer_only():
-    """'ab' -> 97 98; ' c' -> 32 99; EOS 256."""
-    row, truncated = encode_record(byte_tokenizer(), QUESTION, Options())
-    assert row == {
-        "input_ids": [97, 98, 32, 99, 256],
-        "labels": [X, X, 32, 99, 256],
-    }
+OTHERWISE = SimpleNamespace(completion="answer", question="document")
+BRACES = replace(QUESTION, input="{output}", output="{input}")
+BARE = {"eos": False}
+#: Tokenizer, record and options -> ids ('ab' 97 98, ' c' 32 99), and how many have no label.
+ROWS = [
+    ({}, QUESTION, {}, [*b"ab c", EOS], 2),  # labels on the answer alone
+    ({}, STORY, {"labels": OTHERWISE}, [*b"ab c", EOS], 2),  # or as the config says of the kind
+    ({}, QUESTION, {"labels": OTHERWISE}, [*b"ab c", EOS], 0),
+    ({}, QUESTION, BARE, [*b"ab c"], 2),
+    ({}, QUESTION, BARE | {"join": ""}, [*b"abc"], 2),
+    ({}, QUESTION, BARE | {"join": "\n"}, [*b"ab\nc"], 2),
+    ({}, QUESTION, BARE | {"template": "Q: {input}\nA: {output}!"}, [*b"Q: ab\nA: c!"], 8),
+    ({}, QUESTION, BARE | {"template": "{input} {{x}} {output}"}, [*b"ab {{x}} c"], 8),
+    # The space is the answer's, as with join: tokenizers put it before the next word.
+    ({}, QUESTION, {"template": "{input}: {output}"}, [*b"ab: c", EOS], 3),
+    # Braces in a text are no fields.
+    ({}, BRACES, BARE | {"template": "{input}={output}"}, [*b"{output}={input}"], 9),
+    # A BOS that exists but is not added to plain text stays out (above), as in evaluation.
+    ({"bos": True}, QUESTION, {}, [BOS, *b"ab c", EOS], 3),
+    ({"bos": True}, STORY, {}, [BOS, *b"ab c", EOS], 0),
+    # A tokenizer that appends EOS does not split the document.
+    ({"bos": True, "trailing": True}, QUESTION, {}, [BOS, *b"ab c", EOS], 3),
+]
+
+
+@pytest.mark.parametrize(("tokens", "record", "options", "ids", "unlabelled"), ROWS)
+def test_tokens_and_labels(tokens, record, options, ids, unlabelled):
+    row, truncated = encode_record(byte_tokenizer(**tokens), record, Options(**options))
+    assert row == {"input_ids": ids, "labels": [X] * unlabelled + ids[unlabelled:]}
     assert truncated == 0
-
-
-def test_labels_follow_the_kind():
-    labels = SimpleNamespace(completion="answer", question="document")
-    options = Options(labels=labels)
-    assert encode_record(byte_tokenizer(), STORY, options)[0]["labels"] == [X, X, 32, 99, 256]
-    assert encode_record(byte_tokenizer(), QUESTION, options)[0]["labels"] == [97, 98, 32, 99, 256]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (Options(eos=False), "ab c"),
-        (Options(join="", eos=False), "abc"),
-        (Options(join="\n", eos=False), "ab\nc"),
-        (Options(template="Q: {input}\nA: {output}!", eos=False), "Q: ab\nA: c!"),
-        (Options(template="{input} {{x}} {output}", eos=False), "ab {{x}} c"),
-    ],
-)
-def test_joins_and_templates(options, expected):
-    assert encode_record(byte_tokenizer(), QUESTION, options)[0]["input_ids"] == ids(expected)
-
-
-def test_template_gives_its_space_to_the_answer():
-    """Labels begin with the space, as with join: tokenizers put it before the next word."""
-    row, _ = encode_record(byte_tokenizer(), QUESTION, Options(template="{input}: {output}"))
-    assert row["labels"] == [X, X, X, 32, 99, EOS]
-
-
-def test_braces_in_a_text_are_not_fields():
-    record = replace(QUESTION, input="{output}", output="{input}")
-    row, _ = encode_record(
-        byte_tokenizer(), record, Options(template="{input}={output}", eos=False)
-    )
-    assert row["input_ids"] == ids("{output}={input}")
-
-
-def test_bos_only_where_the_tokenizer_adds_it():
-    """A BOS token that exists but is not added to plain text stays out, as in evaluation."""
-    plain, _ = encode_record(byte_tokenizer(), QUESTION, Options())
-    assert plain["input_ids"] == [97, 98, 32, 99, EOS]
-    with_bos, _ = encode_record(byte_tokenizer(bos=True), QUESTION, Options())
-    assert with_bos["input_ids"] == [BOS, 97, 98, 32, 99, EOS]
-    assert with_bos["labels"] == [X, X, X, 32, 99, EOS]
-    story, _ = encode_record(byte_tokenizer(bos=True), STORY, Options())
-    assert story["labels"] == [BOS, 97, 98, 32, 99, EOS]
-
-
-def test_tokenizer_that_appends_eos_does_not_split_the_document():
-    row, _ = encode_record(byte_tokenizer(bos=True, trailing=True), QUESTION, Options())
-    assert row["input_ids"] == [BOS, 97, 98, 32, 99, EOS]
 
 
 def test_prompt_is_cut_on_the_left_and_counted():
     """'0123456789' + ' yz' + EOS = 14 tokens; 8 fit, so 6 prompt tokens go."""
     record = replace(QUESTION, input="0123456789", output="yz")
     row, truncated = encode_record(byte_tokenizer(), record, Options(), 8)
-    assert row["input_ids"] == [*ids("6789 yz"), EOS] and truncated == 6
+    assert row["input_ids"] == [*b"6789 yz", EOS] and truncated == 6
     row, truncated = encode_record(byte_tokenizer(bos=True), record, Options(), 8)
-    assert row["input_ids"] == [BOS, *ids("789 yz"), EOS] and truncated == 7
+    assert row["input_ids"] == [BOS, *b"789 yz", EOS] and truncated == 7
     row, truncated = encode_record(byte_tokenizer(), record, Options(), 4)
-    assert row["input_ids"] == [*ids(" yz"), EOS] and truncated == 10
+    assert row["input_ids"] == [*b" yz", EOS] and truncated == 10
 
 
 def test_answer_that_does_not_fit_is_an_error():
@@ -130,7 +97,7 @@ def test_chat_template():
     options = Options(chat_template=True)
     tokenizer = byte_tokenizer(chat=True, bos=True)
     row, _ = encode_record(tokenizer, QUESTION, options)
-    whole = [*ids("<u>ab<a>c"), EOS, 10]
+    whole = [*b"<u>ab<a>c", EOS, 10]
     assert row == {"input_ids": whole, "labels": [X] * 8 + [99, EOS, X]}
     row, _ = encode_record(tokenizer, QUESTION, Options(chat_template=True, eos=False))
     assert row == {"input_ids": whole, "labels": [X] * 8 + [99, X, X]}

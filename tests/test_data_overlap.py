@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import LOADING, byte_tokenizer, model_folder
 from fault_codes import fails
 
 from axolotl_unlearn.columns import IGNORE
@@ -49,8 +49,7 @@ def sides(tmp_path):
     from axolotl.common.datasets import load_datasets
     from axolotl.utils.dict import DictDefault
 
-    byte_tokenizer(chat=True).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
+    base = model_folder(tmp_path, byte_tokenizer(chat=True))
 
     def place(side, rows, kind):
         folder = tmp_path / side
@@ -75,16 +74,9 @@ def sides(tmp_path):
             for side, rows, kind in zip(("forget", "retain"), (forget, retain), kinds, strict=True)
         ]
         block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}, "data": data or {}}
-        cfg = DictDefault(
-            {
-                "base_model": str(tmp_path), "tokenizer_config": str(tmp_path),
-                "model_config_type": "llama", "sequence_len": 400, "datasets": entries,
-                "dataset_prepared_path": str(tmp_path / "prepared"), "dataset_num_proc": 0,
-                "val_set_size": 0.0, "num_epochs": 1, "micro_batch_size": 2, "batch_size": 2,
-                "gradient_accumulation_steps": 1, "world_size": 1, "seed": 42, "unlearn": block,
-                "shuffle_merged_datasets": True,
-            }
-        )  # fmt: skip
+        own = {"base_model": base, "tokenizer_config": base, "sequence_len": 400}
+        own |= {"dataset_prepared_path": str(tmp_path / "prepared")}
+        cfg = DictDefault(LOADING | own | {"datasets": entries, "unlearn": block})
         return load_datasets(cfg=cfg).train_dataset, cfg
 
     return make

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from fault_codes import fails
 from torch.utils.data import DataLoader
@@ -169,32 +169,16 @@ def test_resume_at_any_step_gives_the_same_batches(processes):
                     )
 
 
-def test_processes_share_out_one_process_batches():
-    """12 pairs: two processes of batch 2 are one process of batch 4, step by step."""
-    rows = merged(12, 9)
-    single = batches(loader(rows, batch=4), 1)
-    halves = [batches(loader(rows, process, 2, batch=2), 1) for process in range(2)]
-    assert len(single) == len(halves[0]) == len(halves[1]) == 3
-    for whole, first, second in zip(single, *halves, strict=True):
-        assert sorted(whole) == sorted(first + second)
-        # disjoint: each forget row belongs to one process
-        forget = [{pair for pair in half if pair[0] == 0} for half in (first, second)]
-        assert not forget[0] & forget[1]
-
-
 @pytest.mark.parametrize("processes", [2, 3])
-def test_processes_draw_disjoint_rows(processes):
-    """Of either side, within one pass over it: 12 pairs, 2 of 24 retain rows in each."""
+def test_processes_share_out_one_process_batches(processes):
+    """12 pairs: two processes of batch 2 are one process of batch 4, step by step."""
     rows = merged(12, 24)
-    drawn = []
-    for process in range(processes):
-        pairs = PairedDataset(rows, seed=4, retain_per_forget=2)
-        plain = DataLoader(pairs, 2, sampler=PairSampler(pairs), collate_fn=PairCollator(257))
-        batches_ = BatchSamplerShard(plain.batch_sampler, processes, process)
-        items = [pairs[i] for batch in batches_ for i in batch]
-        drawn.append([(s, r["row"]) for item in items for s in item for r in item[s]])
-    everything = [row for part in drawn for row in part]
-    assert len(everything) == len(set(everything)) == 36
+    single = batches(loader(rows, batch=2 * processes), 1)
+    parts = [batches(loader(rows, process, processes), 1) for process in range(processes)]
+    assert {len(single)} == {12 // (2 * processes)} == {*map(len, parts)}
+    for whole, *shares in zip(single, *parts, strict=True):
+        drawn = [row for share in shares for row in share]
+        assert sorted(whole) == sorted(drawn) and len(drawn) == len({*drawn})  # nobody's twice
 
 
 def with_alternatives(forget: int = 4, each: int = 2, retain: int = 3):

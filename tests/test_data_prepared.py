@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import LOADING, byte_tokenizer, model_folder
 
 from axolotl_unlearn.data import prepared
 from axolotl_unlearn.data.prepared import prepared_folder
@@ -40,8 +40,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("model", "data/deep", "linked", "requests", "own_rows"):
         (tmp_path / name).mkdir(parents=True)
-    byte_tokenizer(chat=True).save_pretrained("model")
-    Path("model/config.json").write_text('{"model_type": "llama"}')
+    model_folder(Path("model"), byte_tokenizer(chat=True))
     for name in (
         "rows.jsonl", "retain.jsonl", "data/a.json", "data/deep/b.parquet", "data/c.csv",
         "linked/d.jsonl", "requests/suppression.json", "requests/ledger.key", "entry.jinja",
@@ -177,11 +176,8 @@ def test_a_run_reads_the_rows_of_an_edited_strategy(world):
         Path(f"{side}.jsonl").write_text(json.dumps({"a": f"{side} say", "id": side}) + "\n")
 
     def tokens() -> list[list[int]]:
-        cfg = DictDefault(config(data={"rows": {"type": "own_rows.plain"}}))
-        cfg.dataset_prepared_path = prepared_folder(cfg)
-        cfg |= {"tokenizer_config": "model", "model_config_type": "llama", "sequence_len": 64}
-        cfg |= {"dataset_num_proc": 0, "val_set_size": 0.0, "num_epochs": 1, "batch_size": 2}
-        cfg |= {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "world_size": 1}
+        cfg = LOADING | config(data={"rows": {"type": "own_rows.plain"}})
+        cfg |= {"dataset_prepared_path": prepared_folder(cfg), "tokenizer_config": "model"}
         return sorted(load_datasets(cfg=DictDefault(cfg)).train_dataset["input_ids"][:])
 
     found = []

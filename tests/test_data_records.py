@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from fault_codes import fails
@@ -21,7 +20,6 @@ from axolotl_unlearn.data.records import (
     records_from_rows,
 )
 
-LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 ROWS = [
     {"id": '"ab-1"sc1', "input": "Once there", "output": "was a fox.", "task": "Task1"},
     {"id": '"ab-1"qa0', "input": "Who?", "output": "A fox.\u2028Yes.", "task": "Task1"},
@@ -47,12 +45,13 @@ def lines(rows) -> str:
         ("list.jsonl", json.dumps(ROWS)),
         ("list.json", json.dumps(ROWS, indent=1)),
         ("lines.json", lines(ROWS)),
+        ("one.json", json.dumps(ROWS[0])),
     ],
 )
 def test_every_format_gives_the_same_records(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text, "utf-8")
-    assert read_records(path) == EXPECTED
+    assert read_records(path) == EXPECTED[: 1 if name == "one.json" else 3]
 
 
 def test_parquet(tmp_path):
@@ -61,11 +60,6 @@ def test_parquet(tmp_path):
 
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     assert read_records(tmp_path / "a.parquet") == EXPECTED
-
-
-def test_single_object_is_one_record(tmp_path):
-    (tmp_path / "one.json").write_text(json.dumps(ROWS[0]))
-    assert read_records(tmp_path / "one.json") == EXPECTED[:1]
 
 
 def test_own_field_names(tmp_path):
@@ -103,36 +97,29 @@ def test_rows_without_id_and_task_are_completions(tmp_path):
     assert read_records(path) == [Record("row0", "a", "b"), Record("row1", "a", "b")]
 
 
-def test_ids_kinds_and_tasks():
-    assert [document_id(r.id) for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
-    assert [r.document for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
-    assert document_id("plain") == "plain" and kind_of("plain") is None
-    assert [kind_of(i) for i in ("x1sc1", "x1qa0", "x-qa12")] == [
-        "completion",
-        "question",
-        "question",
-    ]
-    assert [task_number(t) for t in ("Task1", "task_3", "2", 2, "")] == [1, 3, 2, 2, 0]
+UUID = "2ebbbb06-ab81-4bdf-af75-0157c71782ab"  # its end may be a letter
+#: Id -> kind, document, and whether the ending of a word could be taken for a kind: `disc1` and
+#: `disc2` were completions of one document, `di`.
+IDS = [
+    ('"ab-1"sc1', "completion", '"ab-1"', False), ('"ab-1"qa0', "question", '"ab-1"', False),
+    ("77qa10", "question", "77", False), ("x1sc1", "completion", "x1", False),
+    ("x-qa12", "question", "x-", False), (f"{UUID}qa0", "question", UUID, False),
+    (f"{UUID}sc1", "completion", UUID, False), ("qa0", "question", "qa0", False),
+    ("sc1", "completion", "sc1", False), ("plain", None, "plain", False),
+    ("misc", None, "misc", False),
+    *((n, None, n, True) for n in ("misc3", "disc1", "forgetmisc0", "aqa0", "Ärasc1")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["misc3", "disc1", "forgetmisc0", "aqa0", "Ärasc1"])
-def test_the_end_of_a_word_says_no_kind(name):
-    """`disc1` and `disc2` were completions of one document, `di`."""
-    assert kind_of(name) is None and document_id(name) == name and is_ambiguous(name)
-
-
-def test_the_end_of_a_uuid_may_be_a_letter():
-    uuid = "2ebbbb06-ab81-4bdf-af75-0157c71782ab"
-    assert kind_of(f"{uuid}qa0") == "question" and document_id(f"{uuid}sc1") == uuid
-    assert kind_of("qa0") == "question" and [document_id(i) for i in ("qa0", "sc1")] == [
-        "qa0",
-        "sc1",
-    ]
-    assert not is_ambiguous("misc") and not is_ambiguous(f"{uuid}qa0")
+@pytest.mark.parametrize(("name", "kind", "document", "ambiguous"), IDS)
+def test_what_an_id_says(name, kind, document, ambiguous):
+    assert (kind_of(name), document_id(name), is_ambiguous(name)) == (kind, document, ambiguous)
+    assert Record(name, "a", "b").document == document
 
 
 def test_a_task_without_a_number_is_a_category_of_its_own():
     """`printf pii | b2sum -l 32` is c6b4a8de: -2 - (0xc6b4a8de mod (2^31 - 2))."""
+    assert [task_number(t) for t in ("Task1", "task_3", "2", 2, "")] == [1, 3, 2, 2, 0]
     assert task_number("PII ") == task_number("pii") == -1186244834
     names = ["pii", "facts", "math1", "task one", "Task99999999999", "1", "11"]
     assert len({task_number(name) for name in names}) == len(names)
@@ -244,18 +231,6 @@ def test_documents(tmp_path):
         path.write_text(lines(given))
         with fails(code):
             read_documents(path)
-
-
-@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
-def test_lume():
-    """Counts of the public train split: 342 completions of 1112 forget rows, 364 of 1136 retain."""
-    forget, retain = (read_records(LUME / f"{side}.jsonl") for side in ("forget", "retain"))
-    counts = [
-        (len(rows), sum(r.kind == "completion" for r in rows), len({r.document for r in rows}))
-        for rows in (forget, retain)
-    ]
-    assert counts == [(1112, 342, 342), (1136, 364, 364)]
-    assert {r.task_number for r in forget} == {1, 2, 3}
 
 
 def test_lines_of_our_own_files(tmp_path):

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from axolotl.utils.dict import DictDefault
-from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
+from data_tokenizers import EOS, LOADING, byte_tokenizer, model_folder
 from fault_codes import fails
 
 from axolotl_unlearn.columns import pair_number
 
-LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 FORGET = [
     {"id": "a1sc1", "input": "ab", "output": "c", "task": "Task1"},
     {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"},
@@ -29,15 +28,12 @@ def write(path: Path, rows) -> str:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    byte_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
-    return str(folder)
+def base(tmp_path_factory) -> str:
+    return model_folder(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
-def config(tmp_path, tokenizer_folder):
+def config(tmp_path, base):
     """A function: datasets as (file, role) and settings -> an Axolotl config."""
 
     def make(*datasets, unlearn=BLOCK, **settings):
@@ -46,27 +42,9 @@ def config(tmp_path, tokenizer_folder):
             for path, role, *rest in datasets
             for extra in [rest[0] if rest else {}]
         ]
-        return DictDefault(
-            {
-                "base_model": tokenizer_folder,
-                "tokenizer_config": tokenizer_folder,
-                "model_config_type": "llama",
-                "sequence_len": 64,
-                "datasets": entries,
-                "dataset_prepared_path": str(tmp_path / "prepared"),
-                "dataset_num_proc": 0,
-                "val_set_size": 0.0,
-                "num_epochs": 1,
-                "micro_batch_size": 2,
-                "gradient_accumulation_steps": 1,
-                "batch_size": 2,
-                "world_size": 1,
-                "shuffle_merged_datasets": True,
-                "seed": 42,
-                "unlearn": unlearn,
-                **settings,
-            }
-        )
+        own = {"base_model": base, "tokenizer_config": base, "datasets": entries}
+        own |= {"dataset_prepared_path": str(tmp_path / "prepared"), "unlearn": unlearn}
+        return DictDefault(LOADING | own | settings)
 
     return make
 
@@ -218,15 +196,6 @@ def strategy(cfg, role="forget", tokenizer=None):
 DOCUMENT = {"id": "1sc1", "input": "0123456789", "output": "z", "task": "Task1"}
 
 
-@pytest.mark.parametrize("role", ["forget", "memorise"])
-def test_labelled_tokens_are_not_cut(tmp_path, config, role):
-    """13 tokens, all labelled, into 8: five would not be forgotten."""
-    cfg = config((write(tmp_path / "f.jsonl", [DOCUMENT]), role), sequence_len=8)
-    with fails("data.rows-too-long") as told:
-        strategy(cfg, role).wrap_dataset(None)
-    assert "456789" not in str(told.value) and "`sequence_len: 13`" in str(told.value)
-
-
 @pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
 def test_a_chat_has_labels_on_the_answer_alone(tmp_path, config, role):
     """Whatever the id: the system prompt "be kind" and the headers <u>, <a> are not forgotten."""
@@ -261,35 +230,31 @@ def test_what_kind_a_row_is_if_its_id_does_not_tell(tmp_path, config, data, row,
     ]
 
 
-@pytest.mark.parametrize("role", ["forget", "retain"])
-def test_missing_block_is_an_error(tmp_path, config, role):
-    cfg = config((write(tmp_path / "f.jsonl", FORGET), role), unlearn=None)
-    with fails("data.no-block"):
-        load(cfg)
+SINGLE = {"id": "1qa0", "input": "", "output": "b", "task": "Task1"}
+#: Role, rows and settings -> code, and what is said.
+FAULTS = [
+    # 13 tokens, all labelled, into 8: five would not be forgotten.
+    *((role, DOCUMENT, {"sequence_len": 8}, "data.rows-too-long", "`sequence_len: 13`")
+      for role in ("forget", "memorise")),
+    *((role, FORGET[0], {"unlearn": None}, "data.no-block", "") for role in ("forget", "retain")),
+    ("forget", SINGLE, {"unlearn": BLOCK | {"data": {"eos": False}}}, "data.single-token", ""),
+    # Settings of Axolotl that would drop rows.
+    ("forget", FORGET[0], {"unlearn": BLOCK | {"data": {"max_length": 65}}}, "data.max-length", ""),
+    ("forget", FORGET[0], {"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length", ""),
+    ("forget", FORGET[0], {"min_sample_len": 5}, "data.drops-rows", ""),
+    ("forget", FORGET[0], {"dataset_exact_deduplication": True}, "data.drops-rows", ""),
+    ("forget", FORGET[0], {"sequence_len": None}, "data.no-sequence-len", ""),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("settings", "code"),
-    [
-        ({"unlearn": BLOCK | {"data": {"max_length": 65}}}, "data.max-length"),
-        ({"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length"),
-        ({"min_sample_len": 5}, "data.drops-rows"),
-        ({"dataset_exact_deduplication": True}, "data.drops-rows"),
-        ({"sequence_len": None}, "data.no-sequence-len"),
-    ],
-)
-def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, code):
-    cfg = config((write(tmp_path / "f.jsonl", FORGET), "forget"), **settings)
-    with fails(code):
-        strategy(cfg)
-
-
-def test_a_single_token_predicts_nothing(tmp_path, config):
-    rows = [{"id": "1qa0", "input": "", "output": "b", "task": "Task1"}]
-    block = BLOCK | {"data": {"eos": False}}
-    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)
-    with fails("data.single-token"):
-        strategy(cfg).wrap_dataset(None)
+@pytest.mark.parametrize(("role", "row", "settings", "code", "says"), FAULTS)
+def test_rows_that_would_not_be_forgotten_are_refused(
+    tmp_path, config, role, row, settings, code, says
+):
+    cfg = config((write(tmp_path / "f.jsonl", [row]), role), **settings)
+    with fails(code) as told:
+        strategy(cfg, role).wrap_dataset(None)
+    assert "456789" not in str(told.value) and says in str(told.value)
 
 
 def test_rows_that_are_not_a_local_file(config):
@@ -301,32 +266,3 @@ def test_rows_that_are_not_a_local_file(config):
     assert wrapped["row"][:] == [0, 1] and wrapped["role"][:] == [1, 1]
     with fails("data.field-missing"):
         strategy(cfg, "retain").wrap_dataset(Dataset.from_list([{"id": "1", "input": "a"}]))
-
-
-@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
-def test_no_lume_row_is_lost(tmp_path, config):
-    """At 256 tokens a third of the documents is too long for a small vocabulary: all rows stay,
-    and each ends with its whole answer."""
-    from axolotl_unlearn.data.records import read_records
-    from axolotl_unlearn.data.strategy import load_strategy
-
-    files = {side: str(LUME / f"{side}.jsonl") for side in ("forget", "retain")}
-    texts = [f"{r.input} {r.output}" for path in files.values() for r in read_records(path)]
-    tokenizer = word_tokenizer(texts, size=2000)
-    cfg = config(
-        (files["forget"], "forget"),
-        (files["retain"], "retain"),
-        sequence_len=256,
-        unlearn=BLOCK | {"data": {"labels": {"completion": "answer"}}},
-    )
-    for side, count in (("forget", 1112), ("retain", 1136)):
-        entry = DictDefault({"path": files[side]})
-        wrapped = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)
-        records = read_records(files[side])
-        assert len(wrapped) == len(records) == count
-        assert max(wrapped["length"][:]) == 256, "some prompts must have been cut"
-        for row, record in zip(wrapped, records, strict=True):
-            text = tokenizer.decode(row["input_ids"][:-1])
-            assert text.endswith(" " + record.output)
-            assert row["length"] == len(row["input_ids"]) == len(row["labels"]) <= 256
-            assert (row["kind"] == 0) == (record.kind == "completion")

@@ -12,22 +12,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import yaml
 from axolotl.loaders import load_tokenizer
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import byte_tokenizer, model_folder
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from test_data_typed import load_config, write
 
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data import typed
 from axolotl_unlearn.errors import UnlearnError
-
-BASE = {
-    "sequence_len": 4000, "shuffle_merged_datasets": False, "dataset_num_proc": 0, "num_epochs": 1,
-    "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 0.001,
-    "optimizer": "adamw_torch", "bf16": False, "fp16": False, "device_map": {"": "cpu"},
-    "lora_mlp_kernel": False, "val_set_size": 0,
-}  # fmt: skip
 
 
 def shipped() -> dict[str, str]:
@@ -94,32 +87,21 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory) -> str:
     """A tokenizer that itself puts a BOS before a text, as templates do, too."""
-    folder = tmp_path_factory.mktemp("base")
     made = byte_tokenizer(bos=True)
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    made.save_pretrained(folder)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {"model_type": "llama", "vocab_size": 300, "architectures": ["LlamaForCausalLM"]}
-        )
-    )
-    return folder
+    return model_folder(tmp_path_factory.mktemp("base"), made)
 
 
-def plain(folder: Path, base: Path, rows: list[dict], entry: dict, top: dict):
+def plain(folder: Path, base: str, rows: list[dict], entry: dict, top: dict):
     """(config, token rows) of ordinary fine-tuning by Axolotl, or the error."""
-    from axolotl.cli.config import load_cfg
     from axolotl.common.datasets import load_datasets
 
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = BASE | {"base_model": str(base), "output_dir": str(folder / "out")}
-    cfg |= {"dataset_prepared_path": str(folder / "prepared")} | top
-    cfg["datasets"] = [{"path": str(file), "ds_type": "json", **entry}]
-    (folder / "my.yml").write_text(yaml.safe_dump(cfg))
-    cfg = load_cfg(str(folder / "my.yml"))
+    entry = {"path": write(folder / "rows.jsonl", rows), "ds_type": "json", **entry}
+    cfg = load_config(
+        folder, "my", base, sequence_len=4000, val_set_size=0, datasets=[entry], **top
+    )
     try:
         found = load_datasets(cfg=cfg).train_dataset
     except Exception as error:  # of the template, the strategy, or of rows that are all dropped

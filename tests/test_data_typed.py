@@ -11,7 +11,7 @@ import yaml
 from axolotl.common.datasets import load_datasets
 from axolotl.loaders import load_tokenizer
 from axolotl.utils.dict import DictDefault
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import WHOLE, byte_tokenizer, model_folder
 from fault_codes import fails
 
 from axolotl_unlearn.checks import axolotl_options
@@ -66,7 +66,7 @@ ALPACA = [
     {"instruction": "Name her", "input": "", "output": "Ada"},
     {"instruction": "Spell it", "input": "Ada", "output": "A d a"},
 ]
-TEXTS = [{"text": "short"}, {"text": "0123456789" * 13}, {"text": "another"}]
+TEXTS = [{"body": "short", "text": "x"}, {"body": "0123456789" * 13}, {"body": "another"}]
 SEGMENTS = [
     {"segments": [{"label": False, "text": "Q: a "}, {"label": True, "text": "A: b"}]},
     {"segments": [{"label": True, "text": "all of it"}]},
@@ -79,18 +79,7 @@ OWN = {
 }
 CASES = {
     "chatml": ({"type": "chat_template", "chat_template": "chatml"}, CHATS[:1], {}),
-    "template of the config": ({"type": "chat_template"}, CHATS[:1], {"chat_template": "chatml"}),
     "tools": ({"type": "chat_template", "chat_template": "qwen_25"}, CHATS, {}),
-    "last turn": (
-        {
-            "type": "chat_template",
-            "chat_template": "chatml",
-            "roles_to_train": ["assistant"],
-            "train_on_eos": "last",
-        },
-        CHATS[:1],
-        {},
-    ),
     "other names": (
         {
             "type": "chat_template",
@@ -109,12 +98,7 @@ CASES = {
         [{"question": "Who?", "answer": "Ada"}, {"question": "Where?", "answer": "Norrby"}],
         {},
     ),
-    "completion": ({"type": "completion"}, TEXTS, {"sequence_len": 64}),
-    "completion of a field": (
-        {"type": "completion", "field": "body"},
-        [{"body": "one", "text": "x"}, {"body": "two", "text": "y"}],
-        {},
-    ),
+    "completion": ({"type": "completion", "field": "body"}, TEXTS, {"sequence_len": 64}),
     "input_output": ({"type": "input_output"}, SEGMENTS, {}),
     "user_defined": (
         {"type": OWN},
@@ -125,16 +109,13 @@ CASES = {
 }
 
 
+BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+PLUGIN = {"plugins": ["axolotl_unlearn.UnlearnPlugin"]}
+
+
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("base")
-    byte_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {"model_type": "llama", "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
-        )
-    )
-    return str(folder)
+    return model_folder(tmp_path_factory.mktemp("base"))
 
 
 def write(path: Path, rows) -> str:
@@ -146,32 +127,25 @@ def load_config(folder: Path, name: str, base: str, **settings):
     """A config file as `axolotl train` reads it."""
     from axolotl.cli.config import load_cfg
 
-    config = {
-        "base_model": base,
-        "output_dir": str(folder / f"out-{name}"),
-        "dataset_prepared_path": str(folder / f"prepared-{name}"),
-        "sequence_len": 900,
-        "shuffle_merged_datasets": False,
-        "dataset_num_proc": 0,
-        "num_epochs": 1,
-        "micro_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": 0.001,
-        "optimizer": "adamw_torch",
-        "bf16": False,
-        "fp16": False,
-        "device_map": {"": "cpu"},
-        "lora_mlp_kernel": False,
-        **settings,
-    }
+    own = {"base_model": base, "output_dir": str(folder / f"out-{name}")}
+    own |= {"dataset_prepared_path": str(folder / f"prepared-{name}")}
     path = folder / f"{name}.yml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(WHOLE | own | settings))
     return load_cfg(str(path))
 
 
 def rows_of(cfg) -> list[dict]:
     """The rows that `axolotl train` sees."""
     return list(load_datasets(cfg=cfg).train_dataset)
+
+
+def fine_tuned(folder: Path, base: str, rows: list, entry: dict, **settings) -> tuple:
+    """The config of ordinary fine-tuning on rows, their file, and what `axolotl train` sees."""
+    folder.mkdir(exist_ok=True)
+    path = write(folder / "plain.jsonl", rows)
+    datasets = [{"path": path, "ds_type": "json", **entry}]
+    cfg = load_config(folder, "plain", base, datasets=datasets, **settings)
+    return cfg, path, rows_of(cfg)
 
 
 def tokens(rows) -> list[tuple[list[int], list[int]]]:
@@ -181,11 +155,7 @@ def tokens(rows) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_and_labels_are_those_of_plain_fine_tuning(tmp_path, base, name):
     entry, rows, settings = CASES[name]
-    path = write(tmp_path / "rows.jsonl", rows)
-    cfg = load_config(
-        tmp_path, "plain", base, datasets=[{"path": path, "ds_type": "json", **entry}], **settings
-    )
-    plain = rows_of(cfg)
+    cfg, path, plain = fine_tuned(tmp_path, base, rows, entry, **settings)
     assert plain and any(label != -100 for row in plain for label in row["labels"])
     cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry}}
     role = "retain" if name == "too long for all" else "forget"
@@ -209,16 +179,7 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
     """Both sides and the test set of one run, read by Axolotl with the plugin."""
     chat, alpaca = CASES["chatml"][0], {"type": "alpaca"}
     plain = {
-        name: rows_of(
-            load_config(
-                tmp_path,
-                name,
-                base,
-                datasets=[
-                    {"path": write(tmp_path / f"{name}.jsonl", rows), "ds_type": "json", **entry}
-                ],
-            )
-        )
+        name: fine_tuned(tmp_path / name, base, rows, entry)[2]
         for name, entry, rows in (("chat", chat, CHATS[:1]), ("alpaca", alpaca, ALPACA))
     }
     both = [{"dataset": 1, "row": ALPACA[0], "document": "ada"}, {"dataset": 0, "row": CHATS[0]}]
@@ -230,20 +191,10 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
         {"path": path, "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
         for role, path in files.items()
     ]
+    block = BLOCK | {"data": {"rows": [chat, alpaca]}}
     cfg = load_config(
-        tmp_path,
-        "roles",
-        base,
-        plugins=["axolotl_unlearn.UnlearnPlugin"],
-        datasets=entries,
-        test_datasets=entries,
-        unlearn={
-            "forget": {"objective": "npo"},
-            "retain": {"objective": "nll"},
-            "data": {"rows": [chat, alpaca]},
-        },
+        tmp_path, "roles", base, datasets=entries, test_datasets=entries, unlearn=block, **PLUGIN
     )
-
     loaded = load_datasets(cfg=cfg)
     for rows in (loaded.train_dataset, loaded.eval_dataset):
         sides = {(row["role"], row["row"]): tokens([row])[0] for row in rows}
@@ -252,10 +203,7 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
             (0, 1): tokens(plain["chat"])[0],
             (1, 0): tokens(plain["alpaca"])[1],
         }
-    assert (
-        checks.check_records({"unlearn": cfg["unlearn"].to_dict(), "datasets": entries}).faults
-        == []
-    )
+    assert checks.check_records({"unlearn": block, "datasets": entries}).faults == []
 
 
 ANSWERS = [
@@ -292,10 +240,8 @@ def test_a_chat_template_gives_the_tokens_and_labels_of_fine_tuning(tmp_path, ba
         for row in ANSWERS
         for turns in [(("user", "input"), ("assistant", "output"))]
     ]
-    chat = {"path": write(tmp_path / "chats.jsonl", chats), "ds_type": "json"}
-    entry = chat | {"type": "chat_template"}
-    cfg = load_config(tmp_path, "plain", base, datasets=[entry], **TEMPLATES[name])
-    plain = tokens(rows_of(cfg))
+    cfg, _, plain = fine_tuned(tmp_path, base, chats, {"type": "chat_template"}, **TEMPLATES[name])
+    plain = tokens(plain)
     assert len(plain) == 2 and all(any(label != -100 for label in row[1]) for row in plain)
     path = write(tmp_path / "rows.jsonl", ANSWERS)
     ends = {load_tokenizer(cfg).convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|eot_id|>")}
@@ -317,17 +263,15 @@ def test_labels_on_inputs_go_with_rows(tmp_path, base):
     """`train_on_inputs` was refused, and without it other labels were forgotten than learned; the
     prepared copy of before was read whatever it said."""
     entries = [
-        {"path": write(tmp_path / f"{side}.jsonl", [row]), "type": f"axolotl_unlearn.data.{side}"}
+        {"path": write(tmp_path / f"{side}.jsonl", [row]), "type": f"axolotl_unlearn.data.{side}",
+         "ds_type": "json"}
         for side, row in zip(("forget", "retain"), ALPACA, strict=True)
-    ]
-    block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
-    plugins = {"plugins": ["axolotl_unlearn.UnlearnPlugin"]}
+    ]  # fmt: skip
     assert axolotl_options.refused({"train_on_inputs": True})
-    rows = {"unlearn": block | {"data": {"rows": {"type": "alpaca"}}}} | plugins
-    entries = [entry | {"ds_type": "json"} for entry in entries]
+    rows = PLUGIN | {"unlearn": BLOCK | {"data": {"rows": {"type": "alpaca"}}}, "datasets": entries}
     labelled = {}
     for on in (False, True):
-        cfg = load_config(tmp_path, "rows", base, datasets=entries, train_on_inputs=on, **rows)
+        cfg = load_config(tmp_path, "rows", base, train_on_inputs=on, **rows)
         found = rows_of(cfg)
         labelled[on] = [sum(label != -100 for label in row["labels"]) for row in found]
     assert labelled[True] == [len(row["input_ids"]) for row in found]
@@ -464,17 +408,10 @@ def test_ids_follow_the_content():
 
 
 def faults(tmp_path, rows, retain=None, **data) -> str:
-    block = {
-        "forget": {"objective": "npo"},
-        "retain": {"objective": "nll"},
-        "data": {"rows": {"type": "alpaca"}} | data,
-    }
+    block = BLOCK | {"data": {"rows": {"type": "alpaca"}} | data}
     sides = {"forget": rows, "retain": retain or [{"instruction": "x", "output": "y"}]}
     datasets = [
-        {
-            "path": write(tmp_path / f"{side}.jsonl", part),
-            "type": f"axolotl_unlearn.data.{side}",
-        }
+        {"path": write(tmp_path / f"{side}.jsonl", part), "type": f"axolotl_unlearn.data.{side}"}
         for side, part in sides.items()
     ]
     return " ".join(checks.check_records({"unlearn": block, "datasets": datasets}).faults)
@@ -489,16 +426,6 @@ def test_faults_of_the_rows(tmp_path):
         typed.sources([("line 1", ALPACA[0])], "x", DataArgs.model_validate(named))
     assert "`dataset: 3` is no entry" in faults(tmp_path, [{"dataset": 3, "row": ALPACA[0]}])
     assert "`kind` must be" in faults(tmp_path, [{"kind": "poem", "row": ALPACA[0]}])
-    with pytest.raises(UnlearnError, match="has no `type`"):
-        parse_unlearn({"data": {"rows": {"field": "x"}}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": ""}})
-    with pytest.raises(UnlearnError, match="`fields.task` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "fields": {"task": "x"}}})
-    with pytest.raises(UnlearnError, match="`join` does nothing beside a template"):
-        parse_unlearn({"data": {"template": "{input} {output}", "join": ""}})
     for way in ({"rows": {"type": "alpaca"}}, {"template": "{input} {output}"}):  # it has a `join`
         assert parse_unlearn({"preset": "zjuklab-paper", "data": way}).data.join == " "
 
@@ -515,8 +442,6 @@ def test_an_entry_that_does_not_read_the_rows(base):
     wrong = said({"type": "completion"}, ALPACA[0])
     assert "'completion' cannot read these rows (KeyError: field 'text' is missing)" in wrong
     assert "Name her" not in wrong
-    with pytest.raises(UnlearnError, match="no longer reads rows of `type: sharegpt`; give"):
-        parse_unlearn({"forget": {"objective": "npo"}, "data": {"rows": {"type": "sharegpt"}}})
     assert "'alpakka'" in said({"type": "alpakka"}, ALPACA[0])
     assert "did you mean 'field_messages'?" in said(
         {"type": "chat_template", "field_mesages": "m"}, CHATS[0]

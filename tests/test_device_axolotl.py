@@ -17,10 +17,6 @@ from transformers import TrainerCallback, training_args
 
 from axolotl_unlearn.checks.estimate import memory
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.engine.head import final_logits, output_head
-from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.teacher import Teacher
-from axolotl_unlearn.training import level
 
 pytestmark = pytest.mark.usefixtures("pretended")
 
@@ -121,21 +117,6 @@ def test_a_method_trains_on_an_accelerator_and_hardly_waits(stage, name):  # noq
         allowed = STEP + ASKED * (number < 3) + LEARNT * (not number)
         allowed += LOOK * (looks and number > 0 and not number % 2)
         assert step.total() <= allowed, (number, step)
-
-
-def test_states_that_are_left_on_the_host_stop_the_run(stage, monkeypatch):  # noqa: F811
-    """As never-seen ended on the first GPU that it met: `unlearn.level` asked the teacher's head,
-    which is on the accelerator, about rows on the host. Two lines cure it; both are undone."""
-
-    def release(self, model, keep_head):
-        Reference.release(self, model, keep_head)
-        self._logits = final_logits(output_head(model), model)
-
-    asked, host = level._asked, torch.device("cpu")
-    monkeypatch.setattr(Teacher, "release", release)
-    monkeypatch.setattr(level, "_asked", lambda row, entries, _: asked(row, entries, host))
-    with pytest.raises(RuntimeError, match="at least two devices, pretend:0 and cpu"):
-        waits(stage, "never-seen")
 
 
 def trained(stage: Path, block: dict, resume: str | None = None, **changes):  # noqa: F811

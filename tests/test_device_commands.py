@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +47,6 @@ def near(found: Any, expected: Any, place: str = "") -> None:
         assert found == pytest.approx(expected, rel=2e-3, abs=2e-4, nan_ok=True), place
     else:
         assert found == expected, place
-
-
-FORKS = """import torch
-torch.set_num_threads(64)  # the first use decides how many there are; so many take long to make
-import conftest, os, pretend_device
-device, codes = pretend_device.start(), []
-torch.ones(300, 300).exp()  # from here on this thread asks for the pool no more
-for _ in range(8):
-    if not (pid := os.fork()):
-        torch.ones(3, device=device, requires_grad=True).sum().backward()
-        os._exit(0)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-print(codes)
-"""
-
-
-def test_threads_of_a_fork_do_not_race_for_the_pool_of_torch():
-    """Without the line in conftest.py 72 of 100 forks ended by it."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert done.stdout == f"{[0] * 8}\n", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("way, code", [("retrain", 0), ("match", 2)])
@@ -144,18 +121,16 @@ def test_eval_with_its_texts_of_a_model_and_a_stock_merge(home, tmp_path):
     assert {one["name"] for one in found["results.json"]["models"]} == {"original", "merged"}
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_device_that_was_asked_for_is_the_one(number, home, tmp_path):
+def test_the_device_that_was_asked_for_is_the_one(home, tmp_path):
     """`--device cuda:1` measured on cuda:0."""
-    words = ("--data", home / "data", "--out", tmp_path, "--device", f"pretend:{number}")
+    words = ("--data", home / "data", "--out", tmp_path, "--device", "pretend:1")
     for command in (("eval", "--min-members", 1), ("attack", "prompt", "--variants", "prefix")):
         before = [torch.pretend.memory_allocated(place) for place in (0, 1)]
-        torch.pretend.reset_peak_memory_stats(0)
-        torch.pretend.reset_peak_memory_stats(1)
+        for place in (0, 1):
+            torch.pretend.reset_peak_memory_stats(place)
         run(*command, home / "original", *words, "--limit", 4)
         peaks = [torch.pretend.max_memory_allocated(place) for place in (0, 1)]
-        assert peaks[number] > before[number] + 100_000
-        assert peaks[1 - number] == before[1 - number], command
+        assert peaks[1] > before[1] + 100_000 and peaks[0] == before[0], command
 
 
 @pytest.mark.parametrize("name, words", [

@@ -1,4 +1,5 @@
-"""The pretended accelerator itself, and the engine on it: the numbers of the processor."""
+"""The pretended accelerator itself, and the engine and evaluation on it: the numbers of the
+processor, and what the host waits for."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
+from test_eval_generate import PROMPTS, Words
 
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
-from axolotl_unlearn.engine.token_scoring import Query, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, score_queries, score_texts
+from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.start import make_reference
@@ -54,16 +57,14 @@ def test_tensors_of_two_devices_do_not_mix(mixed, other):
     ),
     (lambda x: torch.accelerator.synchronize(), lambda x: x.new_empty(3)),
 ])  # fmt: skip
-def test_what_waits_is_counted_and_may_be_forbidden(waiting, allowed):
+def test_what_waits_is_counted(waiting, allowed):
     tensor = torch.ones(3, 3, device="pretend")
     with pretend_device.watch(__file__) as seen:
+        allowed(tensor)
+        assert not seen.total
         waiting(tensor)
     ((_, place), times) = next(iter(seen.waits.items()))
     assert seen.total == times == 1 and Path(__file__).name in place
-    with pretend_device.watch(forbid=True) as seen:
-        allowed(tensor)
-        with pytest.raises(pretend_device.Waited, match="the host waits"):
-            waiting(tensor)
 
 
 def test_what_nobody_wrote_is_no_number_and_bytes_are_counted():
@@ -174,6 +175,53 @@ def test_the_level_is_aimed_at_without_a_wait_for_any_row():
     expected = level.aim(plain[4, where].cpu(), group)
     torch.testing.assert_close(found[4, where].cpu(), expected)
     assert not torch.equal(expected, plain[4, where].cpu())
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+TOKENS = 24
+
+
+def forwards(model) -> list[int]:
+    """Rows of each forward, as they come."""
+    seen: list[int] = []
+    model.model.embed_tokens.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    return seen
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1] * 3])
+def test_generation_waits_less_than_once_a_token(prompts):
+    """Forwards: as many as `model.generate` makes, and one a token of the prompts' spread."""
+    model = tiny_llama(seed=3)
+    model.generation_config.eos_token_id = None
+    how = {"max_new_tokens": TOKENS, "batch_size": 64}
+    expected = generate_greedily(model, Words(), prompts, **how)
+    model, lengths = model.to("pretend"), [len(Words()(one)["input_ids"]) for one in prompts]
+    seen = forwards(model)
+    with pretend_device.watch("/axolotl_unlearn/", "/transformers/") as watch:
+        found = generate_greedily(model, Words(), prompts, **how)
+    assert found == expected
+    assert len(seen) <= TOKENS + max(lengths) - min(lengths)
+    assert watch.total <= len(seen) / 2, str(watch)
+
+
+def test_all_facts_of_a_text_come_of_one_forward():
+    """Log-probability, arg max, mean and spread of each token; a wait for each batch, and one of
+    transformers, which looks for packed rows."""
+    model, texts = tiny_llama(seed=3), [one for one in PROMPTS if " " in one]
+    expected = score_texts(model, Words(), texts)
+    model = model.to("pretend")
+    seen = forwards(model)
+    score_texts(model, Words(), texts[:1])  # what is verified once a model
+    seen.clear()
+    with pretend_device.watch("/axolotl_unlearn/", "/transformers/") as watch:
+        found = score_texts(model, Words(), texts, batch_tokens=40)
+    assert sum(seen) == len(set(texts)), seen
+    assert watch.total <= 2 * len(seen), str(watch)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("logp", "greedy", "mean", "sd"):
+            ours, theirs = (torch.as_tensor(getattr(x, name)) for x in (one, other))
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_no_module_but_one_names_an_accelerator():

@@ -15,9 +15,7 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.packing import can_pack, refuse_packing
 from axolotl_unlearn.engine.step import step_loss
-from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.objectives.representation import control_direction
 from axolotl_unlearn.reference.start import make_reference
 
 FORGET, RETAIN = [0, 1, 2, 3], [4, 5, 6, 7]
@@ -78,20 +76,6 @@ def test_rmu_with_its_retain_term_equals_the_plain_implementation(way):
     assert set(result.parts) == {"forget/rmu", "retain/hidden_mse"}
 
 
-def test_accumulated_rmu_gives_the_update_of_one_big_batch():
-    model, batch = model_and_batch()
-    entries, reference = entries_for(*RMU), reference_for(model)
-    parts = [{k: v[rows] for k, v in batch.items()} for rows in ([0, 4, 5], [1, 2, 3, 6, 7])]
-    counts = sum(unit_counts(entries, part) for part in parts)
-    total = sum(
-        step_loss(model, part, entries, reference=reference, counts=counts).total for part in parts
-    )
-    for g, w in zip(
-        gradients(total, model), gradients(expected_rmu(model, batch), model), strict=True
-    ):
-        assert_close(g, w, rtol=1e-8, atol=1e-10)
-
-
 def test_rmu_beside_objectives_at_the_head():
     """With NLL and KL on the retain rows the forward goes on, and all gradients are there."""
     model, batch = model_and_batch()
@@ -129,14 +113,6 @@ def test_full_fine_tuning_against_a_cached_reference():
     assert_close(result.total, expected, rtol=1e-10, atol=1e-10)
     for g, w in zip(gradients(result.total, model), gradients(expected, model), strict=True):
         assert_close(g, w, rtol=1e-8, atol=1e-10)
-
-
-def test_control_direction_is_seeded_and_of_length_one():
-    u = control_direction(64, 3)
-    assert_close(u.norm(), torch.tensor(1.0, dtype=torch.float64))
-    assert bool((u >= 0).all())
-    assert torch.equal(u, control_direction(64, 3))
-    assert not torch.equal(u, control_direction(64, 4))
 
 
 def test_a_layer_that_the_model_lacks_is_named():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from test_performance_engine import changed_logits_model
 
 from axolotl_unlearn.engine.token_scoring import Query, score_options, score_queries, score_texts
 from axolotl_unlearn.errors import UnlearnError
@@ -57,14 +58,6 @@ def test_facts_do_not_depend_on_batches_and_chunks(model, batch_tokens, chunk_mi
     )
     for ids, one in zip(texts, found, strict=True):
         assert_facts(one, plain_facts(model, ids))
-
-
-def test_answers_only(model):
-    """From token 4 on: three facts of a sequence of seven."""
-    ids = [3, 4, 5, 6, 7, 8, 9]
-    (found,) = score_queries(model, [Query.of(ids, 4)])
-    assert len(found) == 3
-    assert_facts(found, plain_facts(model, ids, 4))
 
 
 def test_an_option_without_a_token_of_its_own(model):
@@ -139,23 +132,7 @@ def test_options_equal_one_forward_each(model):
 
 def test_models_that_cap_their_logits():
     """Gemma 2 treats its logits after the head; the facts are those of its final logits."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        final_logit_softcapping=2.0,
-    )
-    capped = Gemma2ForCausalLM(config).eval()
-    with torch.no_grad():
-        capped.lm_head.weight.mul_(50)
-    texts = sequences(4, 3)
+    capped, texts = changed_logits_model("gemma2"), sequences(4, 3)
     found = score_queries(capped, [Query.of(ids) for ids in texts])
     for ids, one in zip(texts, found, strict=True):
         assert_facts(one, plain_facts(capped, ids))

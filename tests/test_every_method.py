@@ -14,13 +14,12 @@ import torch
 import yaml
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
+from test_train_axolotl import loaded
 
 from axolotl_unlearn.cli.methods import command as methods
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.presets import preset_names, preset_text
 from axolotl_unlearn.objectives import OBJECTIVES
-
-ROOT = Path(__file__).parents[1]
 
 
 def shown(name: str) -> dict:
@@ -106,39 +105,18 @@ def learn(model, path: Path, steps: int) -> None:
 
 def prepared(stage: Path, block: dict, **changes) -> tuple:
     """What Axolotl makes of a config: its own, and the rows."""
-    from axolotl.cli.config import load_cfg
-    from axolotl.integrations.base import PluginManager
-
-    cfg = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
-    roles = sorted(parse_unlearn(block).roles())
-    cfg |= {
-        "base_model": str(stage / "base"),
-        "output_dir": str(stage / "out"),
-        "dataset_prepared_path": str(stage / "prepared"),
-        "datasets": [
-            {"path": str(stage / f"{role}.jsonl"), "type": f"axolotl_unlearn.data.{role}"}
-            for role in roles
-        ],
-        "unlearn": block,
-        "dataset_num_proc": 0,
-        "sequence_len": 256,
-        "lora_r": 4,
-        "lora_target_linear": False,
-        "lora_target_modules": ["q_proj", "down_proj"],
-        "micro_batch_size": 2,
-        "num_epochs": 1,
-        "lr_scheduler": "constant",
-        "warmup_ratio": 0.0,
-        "save_strategy": "no",
-        "save_total_limit": None,
-        **changes,
-    }
+    datasets = [
+        {"path": str(stage / f"{role}.jsonl"), "type": f"axolotl_unlearn.data.{role}"}
+        for role in sorted(parse_unlearn(block).roles())
+    ]
+    given = {
+        "dataset_num_proc": 0, "sequence_len": 256, "lora_target_linear": False,
+        "lora_target_modules": ["q_proj", "down_proj"], "micro_batch_size": 2, "num_epochs": 1,
+        "lr_scheduler": "constant", "save_total_limit": None, **changes,
+    }  # fmt: skip
     if "phases" in block:
-        del cfg["num_epochs"]
-    path = stage / "method.yml"
-    path.write_text(yaml.safe_dump(cfg))
-    cfg = load_cfg(str(path))
-    return cfg, PluginManager.get_instance().load_datasets(cfg, preprocess=False)
+        given["num_epochs"] = "DELETE"
+    return loaded(stage, "out", unlearn=block, datasets=datasets, **given)
 
 
 def three_steps(cfg, rows) -> tuple[list[dict], float]:

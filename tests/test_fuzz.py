@@ -1,6 +1,6 @@
 """Bad input of every kind: a sentence or a result, never a traceback, in bounded time.
 
-``FUZZ_CASES`` says how many inputs are tried in all (default 6 000, `make fuzz` 200 000); each
+``FUZZ_CASES`` says how many inputs are tried in all (default 4 000, `make fuzz` 200 000); each
 test takes its share. Canary words stand in every text: no sentence may repeat one.
 """
 
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from axolotl_unlearn.errors import UnlearnError
 
 ROOT = Path(__file__).parents[1]
-CASES = int(os.environ.get("FUZZ_CASES", "6000"))
+CASES = int(os.environ.get("FUZZ_CASES", "4000"))
 CANARY = "quillmarsh-heron"
 HUGE = 10**400
 #: Values that a hand-written or machine-written file may hold by mistake; each case has its own,

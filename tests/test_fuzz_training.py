@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import plain
 import pytest
 import torch
-import yaml
 from conftest import tiny_llama
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from test_train_axolotl import run
 
 FORGET = {
     "ga": lambda model, start, rows, which, o: -plain.nll(model, rows, which),
@@ -105,8 +104,6 @@ def world(tmp_path_factory):
 
 def trained(world, drawn) -> dict[str, torch.Tensor]:
     """By Axolotl with us; the weights."""
-    from axolotl.cli.train import do_cli
-
     sides = ["forget", "retain"] if drawn["retain"] else ["forget"]
     cfg = {
         "base_model": str(world / "model"), "plugins": ["axolotl_unlearn.UnlearnPlugin"],
@@ -123,13 +120,7 @@ def trained(world, drawn) -> dict[str, torch.Tensor]:
         "fp16": False, "adam_epsilon": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.9,
         "attn_implementation": "sdpa", **drawn["settings"],
     }  # fmt: skip
-    (world / "my.yml").write_text(yaml.safe_dump(cfg))
-    argv, sys.argv = sys.argv, ["axolotl"]
-    try:
-        do_cli(config=str(world / "my.yml"))
-    finally:
-        sys.argv = argv
-    return load_file(world / "out/model.safetensors")
+    return load_file(run(world / "my.yml", cfg) / "model.safetensors")
 
 
 def rate(name: str, step: int, warmup: int, total: int) -> float:

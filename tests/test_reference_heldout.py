@@ -135,23 +135,6 @@ def rows(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def test_direction_and_distance_by_hand():
-    """One feature: held-out rows 0 and 2 (mean 1, spread 1), forget rows 3 and 5 (mean 4, spread
-    1): d = 3, S = 1 + ridge, direction 3 / 1.3."""
-    batch = batch_of(2)
-    keys = row_keys(batch)
-    group = (0, 1)
-    distribution = HeldoutDistribution()
-    seen = {group: dict(zip(keys, rows([3.0, 5.0]), strict=True))}
-    distribution.look(seen, {group: rows([0.0, 2.0])})
-    assert distribution.direction(group).item() == pytest.approx(3 / (1 + RIDGE))
-    # Twice the unit, half the direction: features of any scale count alike.
-    distribution.look(
-        {group: {k: 2 * v for k, v in seen[group].items()}}, {group: rows([0.0, 4.0])}
-    )
-    assert distribution.direction(group).item() == pytest.approx(3 / (1 + RIDGE) / 2)
-
-
 def test_where_features_outnumber_rows_each_counts_by_itself():
     """Spreads 1 and 2, one feature that never varies: d = (3, 4), so 3 / 1 / 3 and 4 / 4 / 3."""
     group, distribution = (0, 1), HeldoutDistribution(correlated=False)
@@ -266,8 +249,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
 
 @pytest.mark.parametrize("objective", ["feature_matching", "hidden_matching"])
 def test_a_step_draws_forget_rows_to_heldout_rows(objective):
-    """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
-    the objective alone brings the features of two documents nearer to those asked for."""
+    """Loss and gradient of a step equal those of plain autograd."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
     batch = batch_of()
 
@@ -301,15 +283,6 @@ def test_a_step_draws_forget_rows_to_heldout_rows(objective):
         assert (weight.grad is None) == (other.grad is None)  # the head has no part in its input
         if other.grad is not None:
             assert_close(weight.grad.double(), other.grad, atol=2e-4, rtol=2e-3)
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    before = result.total.item()
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = step_loss(model, batch, entries, reference=distribution).total
-        loss.backward()
-        optimizer.step()
-    assert 0 <= loss.item() < 0.8 * before
 
 
 def parse(block: dict):

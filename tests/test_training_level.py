@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +17,9 @@ from conftest import tiny_llama
 from datasets import Dataset
 from fault_codes import fails
 from safetensors.torch import load_file
+from test_train_axolotl import run, tiny_olmo
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.config import LevelArgs, parse_unlearn
 from axolotl_unlearn.errors import UnlearnError
@@ -70,36 +71,62 @@ def test_documents_are_compared_within_their_kind():
     assert told == {"loss": pytest.approx((30 * 1.0 + 10 * 0.5) / 40)}
 
 
-def test_it_stops_when_the_strongest_attack_cannot_tell_twice_in_a_row():
-    rule = Stopping(margin=0.1, tolerance=0.1, patience=2)
-    seen = [
-        (0, {"loss": 1.0, "min_k": 1.0}, 0.2),
-        (10, {"loss": 0.55, "min_k": 0.75}, 0.25),  # one attack still tells
-        (20, {"loss": 0.52, "min_k": 0.58}, 0.25),
-        (30, {"loss": 0.25, "min_k": 0.40}, 0.25),  # over-forgotten: told as well
-        (40, {"loss": 0.47, "min_k": 0.56}, 0.25),
-        (50, {"loss": 0.45, "min_k": 0.55}, 0.25),
-    ]
-    verdicts = [rule.see(*one) for one in seen]
-    assert [stop for _, stop in verdicts] == [False] * 5 + [True]
-    assert [better for better, _ in verdicts] == [True, True, True, False, True, True]
-    assert rule.best_step == 50 and rule.history[1]["min_k"] == 0.75
+HARDER = {"expected": {"loss": 0.42}}
+DRIFT = [(1.0, 0.2), (0.75, 0.2), (0.58, 0.2), (0.59, 0.2), (0.6, 0.25)]
+#: Name -> (rule, looks of AUCs, loss of retained rows and what else is seen, is this the best state
+#: so far, may the run end).
+RULES = {
+    "no attack tells, twice in a row": ({"margin": 0.1, "tolerance": 0.1, "patience": 2}, [
+        ({"loss": 1.0, "min_k": 1.0}, 0.2, {}, (True, False)),
+        ({"loss": 0.55, "min_k": 0.75}, 0.25, {}, (True, False)),  # one attack still tells
+        ({"loss": 0.52, "min_k": 0.58}, 0.25, {}, (True, False)),
+        ({"loss": 0.25, "min_k": 0.40}, 0.25, {}, (False, False)),  # over-forgotten: told as well
+        ({"loss": 0.47, "min_k": 0.56}, 0.25, {}, (True, False)),
+        ({"loss": 0.45, "min_k": 0.55}, 0.25, {}, (True, True)),
+    ]),
+    "nothing better comes": ({"stale": 2}, [
+        ({"loss": auc}, loss, {}, (n < 3, n == 4)) for n, (auc, loss) in enumerate(DRIFT)
+    ]),
+    "that is not good enough to end with": ({"stale": 2, "margin": 0.03}, [  # .08 off
+        ({"loss": auc}, loss, {}, (n < 3, False)) for n, (auc, loss) in enumerate(DRIFT)
+    ]),
+    "the best state is the start, which knows everything": ({"stale": 2}, [
+        ({"loss": 1.0}, 0.2, {}, (True, False)), *[({"loss": 0.5}, 0.5, {}, (False, False))] * 4,
+    ]),
+    # Forget documents are harder than the held-out ones for every model: .42 is right, .50 is not.
+    "the goal is what the level gives": ({"margin": 0.05, "tolerance": 0.1, "patience": 1}, [
+        ({"loss": 0.50}, 0.2, HARDER, (True, False)), ({"loss": 0.44}, 0.2, HARDER, (True, True)),
+        ({"loss": 0.43, "reference": 0.56}, 0.2, HARDER, (False, False)),
+    ]),
+    "retained rows are lost": ({"margin": 0.1, "tolerance": 0.1, "patience": 1}, [
+        ({"loss": 1.0}, 0.2, {}, (True, False)), ({"loss": 0.8}, 0.25, {}, (True, False)),
+        ({"loss": 0.5}, 0.45, {}, (False, False)),  # .15 nats too many
+        ({"loss": 0.6}, 0.30, {}, (True, True)),
+    ]),
+    # .02 nats a token are nothing, but one answer in four was lost.
+    "they are no longer said": ({"margin": 0.1, "tolerance": 0.1, "patience": 1, "said": 0.05}, [
+        ({"loss": 1.0}, 0.02, {"said": 0.99}, (True, False)),
+        ({"loss": 0.5}, 0.04, {"said": 0.75}, (False, False)),
+        ({"loss": 0.6}, 0.04, {"said": 0.96}, (True, True)),
+    ]),
+    "a single document is told": ({"margin": 0.05, "patience": 1}, [
+        ({"loss": 0.6}, 0.2, {}, (True, False)),
+        ({"loss": 0.6}, 0.2, {"told": 1, "error": 0.12}, (False, False)),
+        ({"loss": 0.6}, 0.2, {"error": 0.12}, (False, True)),
+    ]),
+}  # fmt: skip
 
 
-def test_it_ends_when_nothing_better_comes():
-    """Retained rows are kept and the attack is within two margins at step 20, then it drifts."""
-    drift = [(0, 1.0, 0.2), (10, 0.75, 0.2), (20, 0.58, 0.2), (30, 0.59, 0.2), (40, 0.6, 0.25)]
-
-    def stops(**how):
-        rule = Stopping(stale=2, **how)
-        return [rule.see(step, {"loss": auc}, nll)[1] for step, auc, nll in drift]
-
-    assert stops() == [False] * 4 + [True]
-    assert stops(margin=0.03) == [False] * 5  # .08 off: not good enough to end with
-    rule = Stopping(stale=2)
-    rule.see(0, {"loss": 1.0}, 0.2)
-    lost = [rule.see(step, {"loss": 0.5}, 0.5) for step in (10, 20, 30, 40)]
-    assert lost == [(False, False)] * 4  # the best state is the start, which knows everything
+@pytest.mark.parametrize("name", RULES)
+def test_when_a_run_ends_and_which_state_is_kept(name):
+    how, looks = RULES[name]
+    rule, kept = Stopping(**how), 0
+    for step, (aucs, loss, more, wanted) in enumerate(looks):
+        assert rule.see(step, aucs, loss, **more) == wanted, step
+        kept = step if wanted[0] else kept
+        shown = {key: more[key] for key in ("told", "expected") if key in more}
+        seen = {"step": step, **aucs, "retain_loss": loss, "retain_said": more.get("said", 0.0)}
+        assert rule.best_step == kept and rule.history[step] == seen | shown
 
 
 def test_a_look_scores_some_rows_of_each_kind_and_task():
@@ -137,7 +164,7 @@ def test_the_learned_attack_sees_what_label_log_probs_do_not(monkeypatch):
     assert learned_auc(rows(60, 0.5), heldout, groups) is None
 
 
-def test_a_single_document_that_is_told_keeps_the_run_going():
+def test_a_single_document_that_is_told():
     """With few documents an AUC is rough (8 against 20: sqrt(29 / 1920) = .12), so that no
     document may be told by itself."""
     few = scores((-1.0, 8))
@@ -146,30 +173,6 @@ def test_a_single_document_that_is_told_keeps_the_run_going():
     assert told_apart(few, unseen) == 0
     few[0]["loss"][3] = -0.2  # far more likely than any held-out document
     assert told_apart(few, unseen) == 1
-    rule = Stopping(margin=0.05, patience=1)
-    assert rule.see(0, {"loss": 0.6}, 0.2) == (True, False)
-    assert rule.see(10, {"loss": 0.6}, 0.2, told=1, error=0.12) == (False, False)
-    assert rule.see(20, {"loss": 0.6}, 0.2, told=0, error=0.12) == (False, True)
-    assert rule.history[1]["told"] == 1
-
-
-def test_the_goal_is_what_the_level_itself_would_give():
-    """Forget documents that are harder than the held-out ones for every model: an AUC of .42 is
-    right then, and .50 is not."""
-    rule = Stopping(margin=0.05, tolerance=0.1, patience=1)
-    assert rule.see(0, {"loss": 0.50}, 0.2, {"loss": 0.42}) == (True, False)
-    assert rule.see(10, {"loss": 0.44}, 0.2, {"loss": 0.42}) == (True, True)
-    assert rule.see(20, {"loss": 0.43, "reference": 0.56}, 0.2, {"loss": 0.42}) == (False, False)
-    assert rule.history[1]["expected"] == {"loss": 0.42}
-
-
-def test_a_state_that_lost_retained_rows_neither_stops_the_run_nor_is_kept():
-    rule = Stopping(margin=0.1, tolerance=0.1, patience=1)
-    rule.see(0, {"loss": 1.0}, 0.2)
-    assert rule.see(10, {"loss": 0.8}, 0.25) == (True, False)
-    assert rule.see(20, {"loss": 0.5}, 0.45) == (False, False)  # .15 nats too many
-    assert rule.see(30, {"loss": 0.6}, 0.30) == (True, True)
-    assert rule.best_step == 30
 
 
 def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
@@ -205,15 +208,6 @@ def test_a_best_state_that_is_still_told_is_said(aucs, error, told):
     assert bool(rule.fault()) == told
 
 
-def test_retained_rows_that_are_no_longer_said_count_before_their_loss():
-    """.02 nats a token are nothing, but one answer in four was lost."""
-    rule = Stopping(margin=0.1, tolerance=0.1, patience=1, said=0.05)
-    rule.see(0, {"loss": 1.0}, 0.02, said=0.99)
-    assert rule.see(10, {"loss": 0.5}, 0.04, said=0.75) == (False, False)
-    assert rule.see(20, {"loss": 0.6}, 0.04, said=0.96) == (True, True)
-    assert rule.best_step == 20 and rule.history[1]["retain_said"] == 0.75
-
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -228,12 +222,8 @@ def life(tmp_path_factory):
         replay_rows=4, heldout=(4, 4, 4), background=(3, 3, 3), base_passes=1, passes=1,
     )  # fmt: skip
     make_life(out / "data", sizes=sizes)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo")
     for seed, name in enumerate(("original", "teacher")):
-        torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo")
-        AutoModelForCausalLM.from_config(config).save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
+        tiny_olmo(out / name, seed)
     return out
 
 
@@ -250,32 +240,26 @@ def example(life: Path, name: str, **level) -> dict:
 
 
 def train(life: Path, config: dict) -> Path:
-    from axolotl.cli.train import do_cli
-
-    path = life / f"{Path(config['output_dir']).name}.yml"
-    path.write_text(yaml.safe_dump(config))
-    argv, sys.argv = sys.argv, ["axolotl"]
-    try:
-        do_cli(config=str(path))
-    finally:
-        sys.argv = argv
-    return Path(config["output_dir"])
+    return run(life / f"{Path(config['output_dir']).name}.yml", config)
 
 
 OFTEN = {"every": 2, "settle": 0.0, "patience": 9}
+TRAINED = {"all": {}, "lora": {"adapter": "lora", "lora_r": 4, "lora_alpha": 4,
+                               "lora_target_linear": True}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def matched(life):
-    """The example with all weights, looked at every two of six steps."""
-    return train(life, example(life, "match", **OFTEN))
+    """The example with all weights or an adapter, looked at every two of six steps."""
+    return functools.cache(
+        lambda kind: train(life, example(life, f"match-{kind}", **OFTEN) | TRAINED[kind])
+    )
 
 
-@pytest.mark.parametrize("lora", [{}, {"adapter": "lora", "lora_r": 4, "lora_alpha": 4,
-                                       "lora_target_linear": True}])  # fmt: skip
-def test_the_example_watches_its_level_and_keeps_the_best_state(life, matched, lora):
+@pytest.mark.parametrize("kind", TRAINED)
+def test_the_example_watches_its_level_and_keeps_the_best_state(matched, kind):
     """Looks at steps 0, 2, 4, 6; the state of the best of them is what is saved."""
-    out = train(life, example(life, "match_lora", **OFTEN) | lora) if lora else matched
+    out, lora = matched(kind), kind == "lora"
     report = json.loads((out / "level.json").read_text())
     assert [seen["step"] for seen in report["watched"]] == [0, 2, 4, 6]
     attacks = {"loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference"}
@@ -289,7 +273,7 @@ def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(
     rows, which `kl` alone holds, are many and never memorized."""
     from axolotl_unlearn.data.strategy import load_strategy
 
-    report = json.loads((matched / "level.json").read_text())
+    report = json.loads((matched("all") / "level.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(life / "original")
     config = DictDefault(example(life, "unused"))
     path = {"path": str(life / "data/retain.jsonl")}
@@ -303,7 +287,7 @@ def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(
 def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life, matched):
     """Started from another model: the loss and the share that are to be kept are those of the
     reference of both `kl` entries, as a run from that model sees them itself."""
-    own = json.loads((matched / "level.json").read_text())
+    own = json.loads((matched("all") / "level.json").read_text())
     start = shutil.copytree(life / "teacher", life / "start")
     config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(start)}
     for entry in config["unlearn"]["retain"][2:]:
@@ -339,31 +323,30 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
     assert not any(same(corrected, weights(f"drawn-{one}", one, **early)) for one in both)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, monkeypatch, rank):
-    """Killed before step 6 of 8, looked at every two: the run that goes on has the start, the
+@pytest.mark.parametrize("kind", TRAINED)
+def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(
+    life, matched, monkeypatch, kind
+):
+    """Killed before step 4 of 6, looked at every two: the run that goes on has the start, the
     targets, the temperature, what `feature_matching` knows and the best state of the whole run."""
     from axolotl_unlearn.training.trainer import UnlearnTrainer
 
-    lora = {"adapter": "lora", "lora_r": rank, "lora_alpha": 4, "lora_target_linear": True}
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8} | (lora if rank else {})
-    name = f"{rank}"
-    whole = train(life, example(life, f"whole-{name}", **OFTEN) | saving)
-    real = UnlearnTrainer.training_step
+    whole, real = matched(kind), UnlearnTrainer.training_step
 
     def dying(self, *args, **options):
-        if self.state.global_step == 5:
+        if self.state.global_step == 3:
             raise KeyboardInterrupt
         return real(self, *args, **options)
 
-    killed = example(life, f"killed-{name}", **OFTEN) | saving
+    killed = example(life, f"killed-{kind}", **OFTEN) | TRAINED[kind]
+    killed |= {"save_strategy": "steps", "save_steps": 1}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(UnlearnTrainer, "training_step", dying)
         train(life, killed)
     resumed = train(life, killed | {"auto_resume_from_checkpoints": True})
     seen = [json.loads((out / "level.json").read_text()) for out in (whole, resumed)]
-    assert seen[0] == seen[1] and len(seen[0]["watched"]) == 5
-    weights = "adapter_model.safetensors" if rank else "model.safetensors"
+    assert seen[0] == seen[1] and len(seen[0]["watched"]) == 4
+    weights = "adapter_model.safetensors" if kind == "lora" else "model.safetensors"
     one, other = (load_file(out / weights) for out in (whole, resumed))
     assert all(torch.equal(one[key], other[key]) for key in one)
 

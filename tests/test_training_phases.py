@@ -6,9 +6,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from axolotl_unlearn.checks.config import setting_faults
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
 
 BLOCK = {
@@ -66,47 +64,3 @@ def test_the_learning_rate_begins_anew_in_each_phase(name):
         alone = optimizer(rate)
         want += rates(made(alone, steps), alone, steps)
     assert got == pytest.approx(want) and max(want) == pytest.approx(2e-4)
-
-
-def test_faults_of_phases():
-    for block, says in {
-        "not both": BLOCK | {"forget": {"objective": "ga"}},
-        "`steps` or as `epochs`": {"phases": [{"forget": {"objective": "ga"}}]},
-        "no objective": {"phases": [{"steps": 3}]},
-        "did you mean 'steps'": {"phases": [{"step": 3, "forget": {"objective": "ga"}}]},
-    }.items():
-        with pytest.raises(UnlearnError) as caught:
-            parse_unlearn(says)
-        assert block in str(caught.value)
-
-
-SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
-LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
-SHARDED = {"fsdp_config": {"x": 1}} | LORA
-
-
-@pytest.mark.parametrize(
-    ("cfg", "block", "says"),
-    [
-        ({"max_steps": 9}, BLOCK, "`max_steps` does not go with `unlearn.phases`"),
-        ({"num_epochs": 2}, BLOCK, "`num_epochs` does not go with `unlearn.phases`"),
-        ({"deepspeed": "x.json"}, {"preset": "ails-ntua-agad"}, "DeepSpeed's own"),
-        (SHARDED | {"lora_model_dir": "out/x"}, {}, "set `fsdp_version: 2`"),
-        (SHARDED, {"reference": "frozen_copy"}, "which no process has under FSDP"),
-        ({}, {"reference": {"model": "./not-there"}}, "`reference.model: ./not-there` does not"),
-    ],
-)
-def test_faults_beside_other_settings(cfg, block, says):
-    """Each is found before anything is loaded, and not without its cause."""
-    args = parse_unlearn(block if {"phases", "preset"} & set(block) else SIDES | block)
-    assert any(says in fault for fault in setting_faults(cfg, args))
-    assert not setting_faults(LORA, parse_unlearn(SIDES))
-
-
-@pytest.mark.parametrize("start", [{}, {"adapter": "lora", "lora_model_dir": "."}])
-@pytest.mark.parametrize("reference", ["auto", "cached", {"model": "."}])
-@pytest.mark.parametrize("way", [{"fsdp_version": 2, "fsdp_config": {"x": 1}},
-                                 {"deepspeed": "zero3.json"}])  # fmt: skip
-def test_full_fine_tuning_in_parts_is_taken(start, reference, way):
-    args = parse_unlearn(SIDES | {"reference": reference})
-    assert not setting_faults(way | start, args)

@@ -168,10 +168,12 @@ def part_of(stage, rows: int, processes: int) -> dict:  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", range(7, 12))
+@pytest.mark.parametrize("rows", [7, 10])
 def test_rows_that_do_not_fill_a_step_weigh_as_in_one_process(stage, rows):  # noqa: F811
-    """Every remainder, with accumulation: the same weights, evaluations and best checkpoint. Rows
-    were repeated to fill the last batches (weights 7e-3 apart)."""
+    """The same weights, evaluations and best checkpoint, with accumulation. One row is left for the
+    last step, so processes have none and a micro-batch is missing; or four, which fill one round of
+    three processes and a part of the next. Rows were repeated to fill the last batches (weights
+    7e-3 apart)."""
     found = []
     for processes in (1, 2, 3):
         cfg = part_of(stage, rows, processes)
@@ -271,18 +273,16 @@ def test_full_fine_tuning_in_parts_goes_on(stage, way):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [{}, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("compares", [False, True])
-def test_match_with_looks(life, trained, compares):  # noqa: F811
-    """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
+def test_match_with_looks(life, trained):  # noqa: F811
+    """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process,
+    also with what is compared with held-out rows."""
     found, runs = [], [(1, RANK), (2, RANK)]
     if trained and not pretend_device.unavailable():
         runs.append((2, ON_DEVICE))
     for processes, script in runs:
-        name = f"match-{len(trained)}-{compares}-{processes}-{script.stem}"
+        name = f"match-{len(trained)}-{processes}-{script.stem}"
         cfg = example(life, name, every=2, settle=0.0, patience=9)
-        matching = [e for e in cfg["unlearn"]["forget"] if e["objective"].endswith("_matching")]
-        if not compares:
-            cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in matching]
+        assert any(e["objective"].endswith("_matching") for e in cfg["unlearn"]["forget"])
         cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
         cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}
         found.append(train_on(processes, cfg, script))

@@ -10,6 +10,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 from fault_codes import fails
+from test_train_axolotl import tiny_olmo
 
 from axolotl_unlearn.checks.config import setting_notes
 from axolotl_unlearn.data.checks import check_records
@@ -206,15 +207,12 @@ def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
 
 
 def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, forks):
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from axolotl_unlearn.cli import unlearn
     from axolotl_unlearn.cli.teacher import command
 
-    torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo"))
-    base.save_pretrained(tmp_path / "base")
-    AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo").save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tiny_olmo(tmp_path / "base"))
     config = yaml.safe_load((ROOT / "examples/memorise.yml").read_text())
     config |= {
         "base_model": str(tmp_path / "base"),

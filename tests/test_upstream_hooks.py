@@ -168,14 +168,3 @@ def test_the_options_that_axolotl_reads_are_found_in_its_source():
     assert set(fields) | {f.alias for f in fields.values()} - {None} <= known().keys()
     others = known().keys() - set(fields)
     assert all(name.startswith(("model_", "expert_parallel", "context_")) for name in others)
-
-
-def test_a_change_is_told_in_a_sentence():
-    class Upstream:
-        def register(self, cfg, *, mode): ...
-
-    assert change(Upstream, "register", "cfg mode") is None
-    said = change(Upstream, "register", "cfg")
-    assert said.endswith("register takes (cfg mode) instead of (cfg); adapt our override and this "
-                         "table.")  # fmt: skip
-    assert "Upstream.load is gone" in change(Upstream, "load", "cfg")

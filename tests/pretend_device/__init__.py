@@ -1,7 +1,6 @@
 """A pretended accelerator: it computes on the processor and claims to be another device.
 
     pretend_device.start()                                   # in a process of its own, see `start`
-    python -m pretend_device axolotl.cli.main train x.yml    # a command that finds it
     with pretend_device.away(): ...                          # or that finds a processor alone
 
 `pretend:0` and `pretend:1` (PRETEND_DEVICES=n for n of them) pass every kernel to the processor's
@@ -37,10 +36,6 @@ _SOURCE = Path(__file__).with_name("pretend_device.cpp")
 _COMPILER = os.environ.get("CXX") or "c++"
 
 
-class Waited(RuntimeError):
-    """The host waited for the device where that is forbidden."""
-
-
 @dataclass
 class Watch:
     """What a block asked of the device.
@@ -52,7 +47,6 @@ class Watch:
     """
 
     within: tuple[str, ...] = ()
-    forbid: bool = False
     operations: int = 0
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -82,20 +76,17 @@ _WATCHES: list[Watch] = []
 
 def _waited(what: str) -> None:
     for one in _WATCHES:
-        place = one.place()
-        if one.forbid:
-            raise Waited(f"the host waits: {what} at {place}")
-        one.waits[what, place] += 1
+        one.waits[what, one.place()] += 1
 
 
 @contextlib.contextmanager
-def watch(*within: str, forbid: bool = False) -> Iterator[Watch]:
-    """Count operations and waits of a block, or forbid waits.
+def watch(*within: str) -> Iterator[Watch]:
+    """Count operations and waits of a block.
 
     Args:
         within: Parts of file names that a wait is put down to.
     """
-    made = Watch(within, forbid, -torch.ops.pretend.operations())
+    made = Watch(within, -torch.ops.pretend.operations())
     _WATCHES.append(made)
     torch.ops.pretend.watch(True)
     try:
