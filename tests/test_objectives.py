@@ -42,6 +42,21 @@ def test_npo_sum_by_hand():
     assert_close(terms.logs["log_ratio"], tensor([0.0, 2 * log(3)], dtype=torch.float64))
 
 
+def test_npo_reductions_by_hand():
+    """Ratios row 0: (-1, -3); row 1: (-2, masked). Sum: -4, -2; row mean: -2, -2;
+    batch-token mean: (-1 - 3 - 2) / 3 = -2. beta 1: 2 ln(1 + e^D)."""
+    seen = scores(
+        [[-1.0, -3.0], [-2.0, 0.0]],
+        [[0.0, 0.0], [0.0, 0.0]],
+        [[True, True], [True, False]],
+    )
+    at = {d: 2 * log(1 + exp(d)) for d in (-4, -2)}
+    expected = {"sum": [at[-4], at[-2]], "mean": [at[-2], at[-2]], "batch_token_mean": at[-2]}
+    for reduction, values in expected.items():
+        got = npo(seen, beta=1.0, reduction=reduction).values
+        assert_close(got, tensor(values, dtype=torch.float64))
+
+
 def test_npo_stops_once_the_answer_is_gone():
     """D = -200, beta .1: weight 2 sigmoid(-20) < 1e-8, saturated, and the loss is finite."""
     logp = tensor([[-200.0]], requires_grad=True)
@@ -138,6 +153,22 @@ def test_match_by_hand():
     assert_close(terms.values, tensor(expected, dtype=torch.float64))
     assert_close(terms.logs["gap"][0, 0], tensor(log(1.5), dtype=torch.float64))
     assert match(seen, width=1.0, offset=log(3)).values[0, 0].item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("odds, sign", [(6.0, 1), (0.1, 1), (0.0, 0), (-0.1, -1), (-6.0, -1)])
+def test_match_is_two_sided_and_moves_memorised_tokens(odds, sign):
+    """The gradient to the label's logit z is w * clip(error / width, -1, 1): that of log-odds to
+    z is 1 wherever p is, so a token of p = .998 is moved as fast as one of p = .5."""
+    target = -1.5
+    z = tensor([[target + odds, 0.0]], dtype=torch.float64, requires_grad=True)
+    logp = z.log_softmax(-1)[:, :1]
+    ref = tensor([[target, 0.0]], dtype=torch.float64).log_softmax(-1)[:, :1]
+    terms = match(LabelScores(logp, tensor([[True]]), ref), width=0.5, floor=0.02)
+    (gradient,) = torch.autograd.grad(terms.values.sum(), z)
+    weight = min(1.0, abs(float((logp - ref).detach()))) + 0.02
+    clipped = max(-1.0, min(1.0, odds / 0.5))
+    assert gradient[0, 0].item() == pytest.approx(weight * clipped, rel=1e-6, abs=1e-12)
+    assert (clipped > 0) - (clipped < 0) == sign
 
 
 def test_match_is_finite_for_certain_tokens():

@@ -25,7 +25,7 @@ from axolotl_unlearn.engine.views import make_entries, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.training.phases import make_phases
-from research.methods.attribution import RowWeights
+from research.methods.attribution import RowWeights, attribution_weights, attributions
 from research.methods.duals import Duals
 from research.methods.flatten import Flatten, all_flattened, flattened
 from research.methods.retain_filter import RetainFilter, most_changed
@@ -297,6 +297,13 @@ def test_surgery(stage):
     assert gap > 1e-5 and all(-1 <= cosine <= 1 and cosine != 0 for cosine in cosines)
 
 
+def test_surgery_with_adam(stage):
+    """GU reads the metric of the optimizer that Axolotl made; a step later it has one."""
+    block = config(stage, "x")["unlearn"] | {"extensions": of("surgery:Surgery", method="gu")}
+    folder = train(stage, "gu-adam", unlearn=block, max_steps=3)
+    assert all(torch.isfinite(w).all() for w in adapter(folder).values())
+
+
 def test_what_is_drawn_along():
     assert most_changed([1, 2, 3, 4], [1, 5, 2, 4], 0.5) == [1, 2]  # either way
     assert most_changed([1, 2, 3], [1, 1, 1], 0.1) == [2]  # none would be less than was asked
@@ -311,6 +318,21 @@ def test_what_is_drawn_along():
     alone = {key: value[1:, :2] if value.dim() > 1 else value[1:] for key, value in batch.items()}
     along.left_out = [key.hex() for key in row_keys(alone)]  # known without its padding
     assert along.on_rows(batch)["role"].tolist() == [1, -1]
+
+
+def test_attributions_and_their_weights():
+    """By hand; a larger T tells rows apart less."""
+    forget = [
+        [torch.tensor([2.0]), torch.tensor([0.0])],
+        [torch.tensor([0.0]), torch.tensor([1.0])],
+    ]
+    retain = [
+        [torch.tensor([1.0]), torch.tensor([3.0])],
+        [torch.tensor([3.0]), torch.tensor([1.0])],
+    ]
+    assert attributions(forget, retain) == pytest.approx([4.0, 2.0])
+    assert attribution_weights([0.0, math.log(3)], 1.0) == pytest.approx([1.5, 0.5])
+    assert attribution_weights([0.0, 1.0, -5.0], 1e9) == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.parametrize("kept", [Duals(), RowWeights(temperature=1), RetainFilter()])
