@@ -1,4 +1,4 @@
-"""Rounding against an independent implementation; the attack end to end."""
+"""Rounding against hand arithmetic and an independent implementation; the attack end to end."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ def rtn_int4(weight, group):
             out += [(min(15, max(0, round(x / scale) + zero)) - zero) * scale for x in part]
         rows.append(out)
     return torch.tensor(rows)
+
+
+def test_int4_by_hand():
+    """Group [0, 1.5]: scale .1, so .74 -> .7 and 1.5 stays; group [-.7, .8]: scale .1, 0 kept."""
+    weight = torch.tensor([[0.0, 0.74, 0.31, 1.5], [-0.7, 0.0, 0.26, 0.8]])
+    rounded = round_to_nearest(weight, "int4", group=4)
+    expected = torch.tensor([[0.0, 0.7, 0.3, 1.5], [-0.7, 0.0, 0.3, 0.8]])
+    torch.testing.assert_close(rounded, expected, atol=1e-6, rtol=0)
+
+
+def test_int8_by_hand():
+    """Row maximum 127.5 -> scale 1: .4 -> 0, -3.6 -> -4; 127.5 is cut to 127."""
+    weight = torch.tensor([[127.5, 0.4, -3.6, 100.0]])
+    expected = torch.tensor([[127.0, 0.0, -4.0, 100.0]])
+    torch.testing.assert_close(round_to_nearest(weight, "int8"), expected)
 
 
 @settings(max_examples=25, deadline=None)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 import yaml
 from attack_models import tokenizer
@@ -15,6 +16,7 @@ from datasets import Dataset
 from requests_folder import write_lines
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.cli._options import fitted
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import guessed
 
@@ -71,6 +73,9 @@ def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
     assert f"\nNext: axolotl-unlearn check '{tmp_path / 'my own.yml'}'\n" in said, said
     said = CliRunner().invoke(unlearn, ["examples", str(out)], terminal_width=40).output
     assert f"{out}/README.md" in said and said.count("\n") > 2, said
+    line = "Results: a/results.json (page: axolotl-unlearn report 'our own evaluations')"
+    with click.Context(unlearn, terminal_width=40):
+        assert fitted(line) == line and "\n" in fitted(f"Some {line}")
 
 
 def test_init_reads_rows_of_other_formats(home, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -67,10 +69,15 @@ def test_cells_and_task_aggregate_by_hand():
     assert sv.task_aggregate(cells) == pytest.approx(3 / 7, abs=1e-15)
 
 
+def test_harmonic_mean_like_the_standard_library():
+    values = [random.Random(0).random() for _ in range(12)]
+    assert sv.harmonic_mean(values) == pytest.approx(statistics.harmonic_mean(values), abs=1e-15)
+    assert sv.harmonic_mean([0.5, 0.0]) == statistics.harmonic_mean([0.5, 0.0]) == 0.0
+
+
 def test_a_missing_cell_is_left_out_not_zero():
     assert sv.harmonic_mean([0.5, None, 0.5]) == 0.5
     assert sv.harmonic_mean([None, None]) is None
-    assert sv.harmonic_mean([0.5, 0.0]) == 0.0  # a cell that is 0 counts
 
 
 losses = st.lists(st.integers(0, 8).map(lambda i: i / 2), min_size=1, max_size=30)
@@ -84,6 +91,11 @@ def test_auc_is_the_share_of_ordered_pairs(members, nonmembers):
     assert auc == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
     assert auc + sv.mia_auc(nonmembers, members) == pytest.approx(1.0, abs=1e-12)
     assert auc == pytest.approx(sv.mia_auc(members[::-1], nonmembers[::-1]), abs=1e-12)
+
+
+def test_auc_by_hand():
+    """Members 1, 3; non-members 2, 3: pairs (1<2), (1<3), (3>2), (3=3) = 1 + 1 + 0 + 1/2."""
+    assert sv.mia_auc([1, 3], [2, 3]) == 2.5 / 4
 
 
 @pytest.mark.parametrize(("auc", "score"), [(0.5, 1.0), (1.0, 0.0), (0.0, 0.0), (0.25, 0.5)])

@@ -153,6 +153,10 @@ def test_our_dataset_types_leave_them_out_and_say_how_many(folder, tmp_path, cap
     assert content_key(cfg) != before
     with fails("data.all-suppressed"):
         read()
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"digests": whole["digests"][1:]}, indent=0) + "\n")
+    with fails("data.suppression-changed"):  # somebody took a row off
+        read()
     (folder.parent / "ledger.key").unlink()
     with fails("data.suppression-missing"):
         read()

@@ -67,7 +67,7 @@ def fitted(line: str) -> str:
     width = context.terminal_width if context else None
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size((80, 24)).columns
-    if width is None or len(line) <= width or line.startswith("Next: "):
+    if width is None or len(line) <= width or line.startswith(("Next: ", "Results: ")):
         return line
     how = {"break_long_words": False, "break_on_hyphens": False}
     indent = line[: len(line) - len(line.lstrip())] + "    "
