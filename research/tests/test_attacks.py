@@ -15,6 +15,7 @@ from attack_models import (
     facts,
     make_members,
     missed_nulls,
+    payments,
     tokenizer,
 )
 from click.testing import CliRunner
@@ -23,8 +24,10 @@ from numpy.testing import assert_allclose
 from axolotl_unlearn.attacks.members import attack_model
 from axolotl_unlearn.attacks.registry import Target
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_lines
+from axolotl_unlearn.metrics.intervals import holm
 from research.__main__ import research
-from research.attacks import REGISTRY, icp, tables, traces, transfer
+from research.attacks import REGISTRY, groups, icp, tables, traces, transfer
 from research.attacks.iam import bounded_gumbel, completeness
 
 
@@ -137,6 +140,56 @@ def test_the_command_of_traces(place):
     found = json.loads((place / "t" / "traces.json").read_text("utf-8"))
     assert found["model"]["n"] == 28 and 0 <= found["model"]["low"] <= found["model"]["high"] <= 1
     assert "told right in" in " ".join(outcome.output.split())
+
+
+def test_texts_next_to_the_cut_off():
+    """The later half of the older side, the earlier half of the newer; either side may be older."""
+    old, new = ["2020", "2022", "2021"], ["2026-05", "2023", "2025", "2024"]
+    far, near = groups.FAR, groups.NEAR
+    told = [far, near, near], [far, near, far, near]
+    assert groups.by_date(old, new) == told and groups.by_date(new, old) == told[::-1]
+
+
+@pytest.mark.parametrize("field", ["group", "date"])
+def test_the_command_of_groups(place, tmp_path, field):
+    """p is Holm's over all that was measured; the figures are those of an attack on the rows of that
+    group alone; a group of two is named."""
+    named = {"group": lambda side, i: "few" if i < 2 else "ab"[i % 2],
+             "date": lambda side, i: f"{2019 + (side == 'nonmember')}-{10 + i}"}[field]  # fmt: skip
+    kept = {"member": payments(30, 1) + payments(30, 3), "nonmember": payments(80, 2)}
+    for side, rows in kept.items():
+        write_lines(tmp_path / f"{side}.jsonl",
+                    [row | {field: named(side, i)} for i, row in enumerate(rows)])  # fmt: skip
+    words = ["groups", place / "original", "--data", tmp_path, "--out", tmp_path]
+    outcome = CliRunner().invoke(research, list(map(str, words)))
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads((tmp_path / "groups.json").read_text("utf-8"))
+    names = {"group": ["a", "b"], "date": [groups.FAR, groups.NEAR]}[field]
+    assert [*found["groups"]] == names
+    assert found["missing"] == ["few"] * (field == "group")
+    tests = [row for file in found["groups"].values() for row in file["tests"].values()]
+    expected = holm([row["p"] for row in tests])
+    assert [row["p_corrected"] for row in tests] == pytest.approx(list(expected))
+    if field == "group":
+        assert "few: not measured" in outcome.output
+        some = tmp_path / "some"
+        some.mkdir()
+        for side, rows in kept.items():
+            chosen = [row for i, row in enumerate(rows) if named(side, i) == "a"]
+            write_lines(some / f"{side}.jsonl", chosen)
+        words = ["membership", place / "original", "--data", some, "--out", some,
+                 "--attacks", "loss"]  # fmt: skip
+        assert CliRunner().invoke(research, list(map(str, words))).exit_code == 0
+        alone = json.loads((some / "membership-original.json").read_text("utf-8"))["tests"]["loss"]
+        for key in ("auc", "low", "high", "p"):
+            assert found["groups"]["a"]["tests"]["loss"][key] == alone[key]
+
+
+def test_rows_without_groups_are_no_groups(place):
+    outcome = CliRunner().invoke(
+        research, ["groups", str(place / "original"), "--data", str(place / "data")]
+    )
+    assert outcome.exit_code == 2 and "field `group`, or `date`" in " ".join(outcome.output.split())
 
 
 def test_transfer_by_hand():
