@@ -8,6 +8,7 @@ import plain
 import pytest
 import torch
 from conftest import assert_oracle, entries_for, moved, random_batch, tiny_llama, with_lora
+from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
 
 from axolotl_unlearn.engine.head import learn_after_head
@@ -336,6 +337,22 @@ def test_frozen_copy_of_a_starting_adapter_is_that_adapter_not_the_base():
     got = step_loss(model, batch, entries, reference=reference).total
     expected = plainly(model, start, batch)
     assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("mode", ["frozen_copy", "cached"])
+def test_trained_tokens_of_the_head_stay_as_they_were_in_the_reference(mode, tie):
+    """PEFT makes the head's weight anew of the base's and what was trained: that of today was taken
+    for that of the start."""
+    tokens = [*range(3, 20)]
+    trained = tokens if tie else {"lm_head": tokens, "embed_tokens": tokens}
+    lora = LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=trained)
+    model = moved(get_peft_model(tiny_llama(seed=1, tie=tie).double(), lora))
+    batch, entries, start = random_batch(seed=3), all_entries(), copy.deepcopy(model)
+    reference = make_reference(mode, model, starting_adapter=True, plan=ChunkPlan())
+    step_loss(model, batch, entries, reference=reference)  # `cached` asks once
+    got = step_loss(moved(model), batch, entries, reference=reference).total
+    assert_close(got.double(), plainly(model, start, batch), rtol=1e-5, atol=1e-5)
 
 
 def test_an_adapter_switched_off_is_no_reference_where_weights_of_the_base_train():

@@ -16,6 +16,7 @@ from axolotl.cli.merge_lora import do_cli as merge_lora
 from axolotl.core.trainers.base import AxolotlTrainer
 from axolotl.integrations.base import BasePlugin, PluginManager
 from axolotl.utils.dict import DictDefault
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -255,6 +256,26 @@ def test_an_adapter_as_teacher_has_the_base_of_the_run(stage):
     block["reference"] = {"adapter": str(same)}
     saved = {"save_strategy": "steps", "save_steps": 1, "unlearn": block}
     first = history(train(stage, "overridden-teacher", **changes, **saved))[0]
+    assert first["log_ratio"] == pytest.approx(0, abs=1e-4)
+    assert first["retain/kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_adapter_as_teacher_has_the_revision_of_the_run(stage, monkeypatch):
+    """It was put on the hub's newest weights: an untrained adapter says what `v1` says."""
+    hub = stage / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    for seed, (revision, commit) in enumerate((("main", "a" * 40), ("v1", "b" * 40))):
+        tiny_olmo(hub / "models--acme--tiny/snapshots" / commit, seed)
+        (refs := hub / "models--acme--tiny/refs").mkdir(exist_ok=True)
+        (refs / revision).write_text(commit)
+    start = AutoModelForCausalLM.from_pretrained("acme/tiny", revision="v1")
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(start, lora).save_pretrained(stage / "untrained")
+    block = {"forget": {"objective": "npo"}, "retain": {"objective": "kl"}}
+    block["reference"] = {"adapter": str(stage / "untrained")}
+    changes = {"base_model": "acme/tiny", "revision_of_model": "v1", "max_steps": 1}
+    saved = {"save_strategy": "steps", "save_steps": 1, "unlearn": block}
+    first = history(train(stage, "revision", **changes, **saved))[0]
     assert first["log_ratio"] == pytest.approx(0, abs=1e-4)
     assert first["retain/kl"] == pytest.approx(0, abs=1e-6)
 

@@ -49,6 +49,7 @@ SETTINGS = {
     "learning_rate": 1e-5, "adam_beta1": 1e-5, "lora_alpha": 64, "peft_use_rslora": True,
     "optimizer": "sgd", "peft_use_dora": True, "lora_target_modules": ["embed_tokens"],
     "lora_modules_to_save": ["lm_head"], "peft_init_lora_weights": "pissa", "weight_decay": 1e-5,
+    "revision_of_model": "v1",
 }  # fmt: skip
 
 

@@ -262,7 +262,11 @@ class FrozenCopy(Reference):
             )
         if self._head is None:
             self._require_swappable(model)
-            weight, bias = map(self._at_start, _weights(model))
+            weight, bias = _weights(model)
+            if not isinstance(weight, nn.Parameter):  # PEFT makes it anew of trained tokens
+                with self.active(model):
+                    weight = _weights(model)[0]
+            weight, bias = map(self._at_start, (weight, bias))
         else:
             weight, bias = self._head
         return lambda hidden: F.linear(hidden, weight.to(hidden.dtype), bias)

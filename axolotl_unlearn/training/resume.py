@@ -38,13 +38,14 @@ MOST_ROWS = 8
 #: Settings of another model or of other trained weights, and those that an optimizer's state
 #: holds, so that a new value would do nothing.
 _SETTINGS = """
-    adapter lora_r lora_alpha lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora
-    peft_init_lora_weights lora_target_modules lora_target_linear lora_target_parameters
-    lora_modules_to_save peft_layers_to_transform peft_trainable_token_indices unfrozen_parameters
-    load_in_4bit load_in_8bit overrides_of_model_config optimizer optim_args learning_rate
-    weight_decay dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of adam_beta1
-    adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale lr_groups
-    loraplus_lr_ratio loraplus_lr_embedding
+    revision_of_model adapter lora_r lora_alpha lora_rank_pattern lora_alpha_pattern
+    peft_use_rslora peft_use_dora peft_init_lora_weights lora_target_modules lora_target_linear
+    lora_target_parameters lora_modules_to_save peft_layers_to_transform
+    peft_trainable_token_indices unfrozen_parameters load_in_4bit load_in_8bit
+    overrides_of_model_config optimizer optim_args learning_rate weight_decay dion_lr
+    dion_momentum dion_rank_fraction dion_rank_multiple_of adam_beta1 adam_beta2 adam_beta3
+    adam_epsilon adam_epsilon2 embedding_lr embedding_lr_scale lr_groups loraplus_lr_ratio
+    loraplus_lr_embedding
 """.split()
 _WEIGHTS = ("*.safetensors", "pytorch_model*", "adapter_model*", "global_step*")
 _OPTIMIZER = ("optimizer*", "global_step*", "pytorch_model_fsdp*")

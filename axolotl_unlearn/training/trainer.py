@@ -169,7 +169,10 @@ class UnlearnTrainer(AxolotlTrainer):
     def _make_reference(self, source: ReferenceArgs) -> Reference:
         if source.is_teacher:
             cfg = self.axolotl_cfg
-            own = {} if source.model else cfg.overrides_of_model_config or {}  # of base_model
+            own = {}
+            if source.model is None:  # what the config says of base_model
+                own = {"revision": cfg.revision_of_model} if cfg.revision_of_model else {}
+                own |= cfg.overrides_of_model_config or {}
             return Teacher(
                 source.model or cfg.base_model,
                 source.adapter,
