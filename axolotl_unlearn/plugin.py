@@ -107,6 +107,7 @@ class UnlearnPlugin(BasePlugin):
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
+        _check_groups(cfg, trainer.model)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -244,6 +245,12 @@ def _check_layers(cfg: DictDefault) -> None:
         for key in overrides:
             if not any(hasattr(one, key) for one in (own, own.get_text_config())):
                 LOG.warning("`overrides_of_model_config`: %r is no setting of this model.", key)
+    if getattr(config, "output_router_logits", False):
+        LOG.warning(
+            "this model's router has a loss of its own (`output_router_logits`), which this run "
+            "leaves out: experts may be used less evenly; say so by `overrides_of_model_config: "
+            "{output_router_logits: false}`."
+        )
     drops = {k: v for k, v in vars(config).items() if re.search("drop(out)?$", k)}
     drops = {k: v for k, v in drops.items() if v and not re.match("classifier|summary", k)}
     if drops and any(OBJECTIVES[e.objective].reference for _, e in unlearn_config(cfg).entries()):
@@ -294,6 +301,18 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
     if faults := architecture_faults({}, args, {}, lowest):
         raise UnlearnError(" ".join(faults))
+
+
+def _check_groups(cfg: DictDefault, model: Any) -> None:
+    """Axolotl looks for names of modules in those of weights, and takes one that is in none."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for given in (name for group in cfg.lr_groups or () for name in group["modules"]):
+        if not any(given in name for name in trained):
+            raise UnlearnError(
+                f"`lr_groups` has {given!r}, which is in the name of no weight that is trained, so "
+                "its learning rate would be that of the others; correct or remove it.",
+                code="training.no-module",
+            )
 
 
 def _check_teachers(cfg: DictDefault) -> None:

@@ -8,13 +8,16 @@ import shutil
 import sys
 
 import pytest
+from axolotl.utils.dict import DictDefault
 from conftest import code_of
 from fault_codes import fails
 from safetensors.torch import load_file
 from test_train_axolotl import config, history, loaded, stage, train  # noqa: F401
 from torch.testing import assert_close
+from transformers import MixtralConfig
 
 from axolotl_unlearn.checks.config import config_faults
+from axolotl_unlearn.plugin import UnlearnPlugin
 
 # ruff: noqa: F811
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
@@ -106,6 +109,34 @@ def test_rows_longer_than_the_model_has_positions_are_said(stage, caplog):
     caplog.clear()
     loaded(stage, "positions", max_steps=3)
     assert "positions of this model" not in caplog.text
+
+
+def test_a_group_of_rates_that_holds_no_weight_is_refused(stage):
+    """Axolotl took the name without a word, and the rate was that of all others."""
+    for modules in (["q_prj"], ["q_proj", "embed_tokens"]):
+        groups = [{"name": "own", "modules": modules, "lr": 1e-2}]
+        with fails("training.no-module"):
+            train(stage, "no-group", lr_groups=groups, max_steps=1)
+
+
+def test_what_the_loss_leaves_out_or_cuts_is_said(stage, caplog):
+    """The loss of a router; a mean that depends on the micro-batch, also of one process."""
+    tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512}  # fmt: skip
+    for asked in (False, True):
+        caplog.clear()
+        MixtralConfig(**tiny, output_router_logits=asked).save_pretrained(stage / "experts")
+        given = {"base_model": str(stage / "experts"), "reinit_weights": True}
+        cfg = DictDefault(config(stage, "x", **given))
+        UnlearnPlugin().pre_model_load(cfg)
+        assert ("`output_router_logits`" in caplog.text) == asked
+    block = config(stage, "x")["unlearn"]
+    block["forget"] = {"objective": "npo", "reduction": "batch_token_mean"}
+    for parts in (1, 2):
+        caplog.clear()
+        cut = {"micro_batch_size": 2 // parts, "gradient_accumulation_steps": parts}
+        train(stage, "cut", unlearn=block, max_steps=1, **cut)
+        assert ("update on 2 micro-batches is not that of one" in caplog.text) == (parts == 2)
 
 
 def test_files_that_a_run_is_made_of(tmp_path):

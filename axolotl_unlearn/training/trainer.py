@@ -107,14 +107,15 @@ class UnlearnTrainer(AxolotlTrainer):
         self.unlearn_args = args = unlearn_config(cfg)
         self.chunk_plan = ChunkPlan(mib=args.chunk_mib)
         reductions = [entry.parameters.get("reduction") for _, entry in args.entries()]
-        for asked, what in (
-            ("batch_token_mean" in reductions, "`reduction: batch_token_mean` is a mean over the "
-             "micro-batch of one process"),
-            (cfg.lora_dropout, "`lora_dropout` draws in each process by itself"),
+        many = self.args.world_size
+        parts = many * self.args.gradient_accumulation_steps
+        for asked, count, of, what in (
+            ("batch_token_mean" in reductions, parts, "micro-batches",
+             "`reduction: batch_token_mean` is a mean over a micro-batch"),
+            (cfg.lora_dropout, many, "processes", "`lora_dropout` draws in each process by itself"),
         ):  # fmt: skip
-            if asked and self.args.world_size > 1:
-                many = self.args.world_size
-                LOG.warning("%s: the update on %d processes is not that of one.", what, many)
+            if asked and count > 1:
+                LOG.warning("%s: the update on %d %s is not that of one.", what, count, of)
         if not args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in args.entries()]
