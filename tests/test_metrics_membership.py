@@ -89,6 +89,14 @@ def test_too_few_texts_for_a_trained_baseline():
     assert set(blind_baselines(["!!"] * 12, ["??"] * 12)) == {"length", "zlib"}
 
 
+@pytest.mark.parametrize("worded", [0, 1, 5, 6, 12])
+def test_texts_almost_without_words(worded):
+    """Where none was left to learn from, scikit-learn's "empty vocabulary" stopped the run."""
+    found = blind_baselines(["!!!"] * 10, ["???"] * (12 - worded) + ["a word"] * worded)
+    assert {*found} in ({"length", "zlib"}, {"length", "zlib", "bag_of_words", "words_tfidf"})
+    assert ("bag_of_words" in found) == (worded > 5), "of five folds one may hold so many"
+
+
 def test_the_rank_test_is_exact_for_few_texts():
     """Of the C(6, 3) = 20 orders of 3 against 3, one has all members on top: two-sided 2/20. All
     values equal: nothing is told."""

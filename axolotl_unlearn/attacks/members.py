@@ -211,7 +211,7 @@ def attack_models(
     sets = load_sets(data_dir, parts=("mia",), join=join)
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
-    retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
     alone = blind_baselines(*([text for _, text in side] for side in sides))
     blind = {"baselines": alone, "warning": blind_sentence(alone)}

@@ -11,6 +11,7 @@ Shape letters: N members, M non-members.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,9 @@ def blind_baselines(
     seed: int = 0,
 ) -> dict[str, Baseline]:
     """Separate members from non-members by their texts alone: ``length`` (characters), ``zlib``
-    (bytes after compression / bytes) and, with 10 texts of a kind, ``bag_of_words`` (naive Bayes)
-    and ``words_tfidf`` (logistic regression on words and word pairs), scored outside their training
-    folds and averaged over ``repeats`` divisions.
+    (bytes after compression / bytes) and, with 10 texts of a kind and words in some of each fold,
+    ``bag_of_words`` (naive Bayes) and ``words_tfidf`` (logistic regression on words and word
+    pairs), scored outside their training folds and averaged over ``repeats`` divisions.
     """
     texts, n = [*members, *nonmembers], len(members)
     raw = [text.encode("utf-8", errors="replace") for text in texts]
@@ -98,7 +99,9 @@ def _trained_scores(
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
-    if min(n, len(texts) - n) < MIN_TEXTS or not any(c.isalnum() for t in texts for c in t):
+    sides, worded = (n, len(texts) - n), sum(re.search(r"\w", text) is not None for text in texts)
+    # One fold may hold all texts with words: then there is nothing to learn from.
+    if min(sides) < MIN_TEXTS or worded <= sum(-(-side // folds) for side in sides):
         return {}
     labels = np.array([1] * n + [0] * (len(texts) - n))
     words = {"token_pattern": r"(?u)\b\w+\b"}
