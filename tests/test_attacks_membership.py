@@ -255,6 +255,10 @@ def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     assert "no attack was made" in sentence("m", found)
     found = attack_model(Target(target("retrained").model, tok, Target(small, tok)), *sides, some)
     assert "different architectures" in found["reasons"]["g_drift"]
+    other, some = Target(target("retrained").model, tok, Target(small, tok)), "dataset_inference"
+    assert not attack_model(other, *sides, [REGISTRY[some]])["missing"], "it takes any control"
+    found = attack_model(other, sides[0], sides[1][:9], [REGISTRY[some]])
+    assert "10 documents of each kind" in found["reasons"][some]
 
 
 def test_clusters_count_as_one():

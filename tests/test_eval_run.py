@@ -485,8 +485,13 @@ def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
             ["{home}/original", "--data", "{home}/data", "--min-members", "1", "--original", "x"],
             "--original 'x' is none of the models",
         ),
+        (  # it was judged as a candidate
+            ["{home}/original", "x={home}/broken", "--data", "{home}/data", "--min-members", "1",
+             "--original", "x"],
+            "another model is named 'original'",
+        ),
     ],
-)
+)  # fmt: skip
 def test_bad_input_on_the_command_line(home, arguments, message):
     """One sentence, exit code 2, before any model is loaded."""
     import re
