@@ -652,7 +652,7 @@ def test_intervals_of_membership_go_by_author():
     alone, by_author = (figures(n)["attacks"]["loss"] for n in (0, 1))
     assert alone["auc"] == by_author["auc"]
     assert by_author["interval"][0] < alone["interval"][0] < 0.5
-    assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
+    assert figures(1)["meaningful"]
     length = {"auc": 0.9, "low": 0.8, "high": 1.0, "separates": True}  # without any model
     apart = figures(1, length=length)
     assert apart["blind"] == {"length": length} and apart["meaningful"] is False

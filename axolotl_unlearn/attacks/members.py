@@ -25,7 +25,6 @@ from axolotl_unlearn.metrics.membership import (
     blind_sentence,
     by_document,
     gap_of,
-    tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 from axolotl_unlearn.report.terminal import grid
@@ -59,7 +58,7 @@ def attack_model(
 
     Returns:
         ``tests`` by title: auc, low, high (95 %), p (of the difference from the control where there
-        is one; before any correction), p_corrected (Holm's over all tests here), n, tpr_at_1, what
+        is one; before any correction), p_corrected (Holm's over all tests here), n, what
         the attack sees, and with a control ``control`` (its AUC) and ``difference`` {value, low,
         high}; ``missing``: attacks that could not be made, ``reasons`` of each; ``documents``: p
         and side of each member by all attacks that rank; ``status``: "told", "not told", or "open":
@@ -146,7 +145,7 @@ def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) ->
 def _figures(seen: Outcome) -> dict[str, Any]:
     figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
     counts = [len(seen.members), len(seen.nonmembers)]
-    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
+    return figures | {"n": counts}
 
 
 def sentence(model: str, found: Mapping[str, Any]) -> str:

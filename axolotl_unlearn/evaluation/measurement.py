@@ -36,8 +36,7 @@ class Settings:
         store: Folder of measurements by content; default: ``cache`` in that of the results.
         canaries: Their file; default: that of the data folder.
         samples: Draws of each forget row at temperature 1, beside the greedy answer.
-        backend: "vllm" generates by vLLM, "auto" where it can (`evaluation.in_vllm.backend`);
-            default: transformers.
+        backend: "vllm" generates by vLLM; default: transformers.
     """
 
     device: str | None = None
@@ -89,7 +88,6 @@ class Options(Settings):
     """`Settings`, and what of one evaluation does not go into its results."""
 
     out_dir: str | os.PathLike[str] = "out/eval"
-    use_cache: bool = True
     progress: bool = True
 
 

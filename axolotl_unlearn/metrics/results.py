@@ -313,7 +313,6 @@ class Membership(Part):
     meaningful: bool | None = None
     sentence: str = ""
     attacks: Named[Figure] = Field(default_factory=dict)
-    tpr: Named[Figure] = Field(default_factory=dict)
 
 
 class Distance(Part):
