@@ -550,6 +550,8 @@ def test_attack_files(name):
     finding = {f.id: f.outcome for f in found.findings}
     assert finding.get("attacks") == outcome, found.sentence
     assert found.good == (outcome in ("pass", None))
+    says = [f.says for f in found.findings if f.id == "attacks"]
+    assert outcome != "pass" or "tells members" not in says[0], "a pass said the contrary"
     if "of other" in name and "name" not in name:
         assert "Not counted" in found.sentence and found.ignored
     if found.good:  # a file that names no weights may be of any model

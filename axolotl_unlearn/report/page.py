@@ -19,7 +19,7 @@ from axolotl_unlearn.metrics.intervals import smallest_difference
 from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.metrics.verdict.words import name_of
+from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.inputs import TEXTS
@@ -50,9 +50,9 @@ def write_report(
     )
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     page = templates.get_template("page.html.j2").render(
-        view=View(load_results(results), extras or {}), css=Markup(css), p=p_value, show=show,
-        AUDITED=AUDITED, HEADLINES=HEADLINES, attack_title=attack_title,
-        score_title=score_title,
+        view=View(load_results(results), extras or {}), css=Markup(css), AUDITED=AUDITED,
+        HEADLINES=HEADLINES, attack_title=attack_title, score_title=score_title, show=show,
+        p=lambda value: f"p {p_value(value)}",
     )  # fmt: skip
     return write(out_html, harmless(page) + "\n")
 
@@ -145,7 +145,7 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
             if (of_side := row[side]) and of_side.get(key) is not None
         ]
         if key == "p" and row["q"] is not None:
-            others = [f"q {p_value(row['q'], '')}"]
+            others = [f"q {p_value(row['q'])}"]
         figures.append((_audited(row[key], key == "p"), "\n".join(others)))
     texts = [[one.get(key, "") for key in TEXTS] for one in inner if one.get("generated")]
     return {
@@ -158,10 +158,6 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     }
 
 
-def p_value(value: float, name: str = "p ") -> str:
-    return f"{name}< 0.001" if value < 0.001 else f"{name}{value:.3f}"
-
-
 def attack_title(name: str) -> str:
     words = name_of(name)
     return words[:1].upper() + words[1:]
@@ -170,4 +166,4 @@ def attack_title(name: str) -> str:
 def _audited(value: float | bool | None, is_p: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return p_value(value, "") if is_p and value is not None else show(value)
+    return p_value(value) if is_p and value is not None else show(value)

@@ -120,6 +120,7 @@ WORDS = {
         "gained": f"{_BRINGS} (no control was given)",
         "wrecked": f"{_BRINGS}, but its training did away with the text",
         "told": f"{_TELLS})",
+        "untold": "{name} does not tell members from texts it never saw (AUC {value:.2f}, p {p})",
         "documents": "{name} tells {count} documents from texts that were never seen",
         "inside": "{name}: its weights are not shown to tell as little as the control's",
     },
