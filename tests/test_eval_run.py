@@ -277,7 +277,7 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
     """Cached without texts and never compared with this original: its outputs are made again,
     because otherwise nobody could say whether it collapsed."""
     shutil.copytree(home / "eval", tmp_path / "eval")
-    models = [str(home / "original"), f"after={home / 'broken'}"]
+    models = [f"before={home / 'original'}", f"after={home / 'broken'}"]
     again = evaluate(models, home / "data", tmp_path / "eval", **OPTIONS, original="after")
     assert all(model["collapse"] is not None for model in again)
     assert again[0]["collapse"]["against"] == "original's outputs"
@@ -309,7 +309,7 @@ def test_what_the_original_says_is_not_nonsense(home, tmp_path):
     their start, some of them looked improbable."""
     options = OPTIONS | {"max_gen_toks": 32}
     models = [f"original={home / 'original'}", f"same={home / 'original'}"]
-    same = evaluate(models, home / "data", tmp_path, use_cache=False, **options)[1]
+    same = evaluate(models, home / "data", tmp_path, **options)[1]
     assert same["collapse"]["nonsense"] == 0
     assert same["collapse"]["collapsed"] is False
 

@@ -174,7 +174,7 @@ def test_an_attack_that_the_verdict_does_not_count_is_marked(tmp_path):
         (tmp_path / "quantise-merged.json").write_text(json.dumps(attack | {"weights": weights}))
         assert run(tmp_path).exit_code == 0
         page = (tmp_path / "report.html").read_text()
-        assert "<b>quantise on merged</b>: Quantising brings back 0.90" in page
+        assert "<b>quantise on merged</b>: Quantising (int8) brings back +0.90" in page
         mark = "<b>merged</b>: not counted: Quantising is of other weights."
         assert (mark in page) == marked == ("Use merged" in page)
 

@@ -26,6 +26,7 @@ from axolotl_unlearn.metrics.membership import (
     by_document,
     gap_of,
 )
+from axolotl_unlearn.metrics.verdict import sentence
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 from axolotl_unlearn.report.terminal import grid
 
@@ -148,24 +149,6 @@ def _figures(seen: Outcome) -> dict[str, Any]:
     return figures | {"n": counts}
 
 
-def sentence(model: str, found: Mapping[str, Any]) -> str:
-    """What the attacks say of a model, in words."""
-    tests, figures = found["tests"], ""
-    if tests:
-        name = min(tests, key=lambda n: (tests[n]["p_corrected"], -abs(tests[n]["auc"] - 0.5)))
-        row = tests[name]
-        figures = f" ({name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
-        figures += f"{row['p_corrected']:.2g} after Holm over {len(tests)} tests)"
-    what = "no attack that was made tells members" if tests else "no attack was made"
-    if found["status"] == "told":
-        what = "members are told from texts never seen"
-    text = f"{model}: {what}{figures}"
-    if found["missing"]:
-        text += f"; not measured: {', '.join(found['missing'])}"
-        text += ", so this is no evidence of forgetting" if found["status"] == "open" else ""
-    return text + "."
-
-
 def said(file: Mapping[str, Any]) -> list[Any]:
     """What `attack_models` found of a model, as a table and sentences."""
     heads = ("AUC", "interval", "control", "p", "smallest")
@@ -227,6 +210,7 @@ def attack_models(
         facts |= {"dtype": dtype, "blind": blind}
         facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
         counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
-        facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}
-        made.append(names | counts | facts | found)
+        facts |= {"attack": kind, "title": TITLES[kind]}
+        file = names | counts | facts | found
+        made.append(file | {"sentence": sentence(file)})
     return made

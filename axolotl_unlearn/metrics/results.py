@@ -592,7 +592,6 @@ class Attack(Part):
     model: str
     attack: str
     title: str
-    sentence: str = ""
     weights: str | None = None
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)

@@ -118,7 +118,7 @@ WORDS = {
         "cut": "{name}: that {n} tokens were generated is not known",
         "back": f"{_BRINGS} above its control",
         "gained": f"{_BRINGS} (no control was given)",
-        "wrecked": f"{_BRINGS}, but its training did away with the text",
+        "wrecked": f"{_BRINGS}, but its training did away with the text (lower --lr)",
         "told": f"{_TELLS})",
         "untold": "{name} does not tell members from texts it never saw (AUC {value:.2f}, p {p})",
         "documents": "{name} tells {count} documents from texts that were never seen",
