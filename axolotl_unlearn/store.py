@@ -69,16 +69,21 @@ def unsealed(line: str) -> Any:
 
 
 class Store:
-    """JSON values on disk, one file a key; many processes may share the folder."""
+    """JSON values on disk, one file a key; many processes may share the folder.
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    Args:
+        folder: None stores nothing and knows nothing.
+    """
+
+    def __init__(self, folder: Path | str | None) -> None:
+        self.folder = None if folder is None else Path(folder)
 
     def get(self, key: str) -> Any:
         """The value, or None where it is not known (or its file was damaged)."""
-        path = self.folder / f"{key}.json"
-        return unsealed(path.read_text("utf-8", "replace")) if path.is_file() else None
+        path = self.folder and self.folder / f"{key}.json"
+        return unsealed(path.read_text("utf-8", "replace")) if path and path.is_file() else None
 
     def put(self, key: str, value: Any) -> None:
         """Whole or not at all: a killed run leaves no half file."""
-        write(self.folder / f"{key}.json", sealed(value), private=True)
+        if self.folder is not None:
+            write(self.folder / f"{key}.json", sealed(value), private=True)

@@ -370,7 +370,7 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     outcome = run(folder, "--attacks", tmp_path / "a")
     assert outcome.exit_code == 0, outcome.output
     page = (folder / "report.html").read_text()
-    assert "relearn on merged" in page and "0.50 of the forget" in page
+    assert "relearn on merged" in page and "+0.50" in page
     assert "brings back" in page
     assert "merged is not good" in outcome.output and "brings back" in outcome.output
     assert "brings back" not in run(folder).output

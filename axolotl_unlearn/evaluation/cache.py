@@ -37,16 +37,18 @@ class Cache(Store):
 
     def save(self, key: str, measured: Measured, settings: Settings) -> None:
         self.put(key, vars(measured) | ({} if settings.keep_texts else {"texts": {}}))
-        for path in self.folder.glob(f"{key}*.partial.jsonl"):
+        for path in self.folder.glob(f"{key}*.partial.jsonl") if self.folder else ():
             path.unlink(missing_ok=True)  # another evaluation may share the folder
 
     def rows_so_far(self, key: str) -> list[dict[str, Any]]:
         """Rows of an interrupted run, but for those that it wrote in part."""
-        path = self.folder / f"{key}.partial.jsonl"
-        there = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+        path = self.folder and self.folder / f"{key}.partial.jsonl"
+        there = path.read_text("utf-8", errors="replace") if path and path.is_file() else ""
         return [*filter(None, map(unsealed, there.split("\n")))]
 
     def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.folder is None:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{key}.partial.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(map(sealed, rows))
