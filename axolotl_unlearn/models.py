@@ -142,6 +142,9 @@ def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | Non
         if name not in by_name:
             says = f"--original {name!r} is none of the models ({', '.join(by_name)})."
             raise UnlearnError(says, code="models.original")
+        if name != "original" and "original" in by_name:
+            says = f"--original {name!r}, but another model is named 'original'; rename that one."
+            raise UnlearnError(says, code="models.original")
         return by_name[name]
     return by_name.get("original") or by_name.get("memorised")
 

@@ -29,7 +29,6 @@ from axolotl_unlearn.attacks.members import (
     _ranked,
     attack_model,
     chosen,
-    sentence,
 )
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership import inside
@@ -252,9 +251,12 @@ def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     tok, some = tokenizer(), [REGISTRY["g_drift"]]
     found = attack_model(Target(model, tok), *few, some)
     assert "NaN" in found["reasons"]["g_drift"] and found["status"] == "open"
-    assert "no attack was made" in sentence("m", found)
     found = attack_model(Target(target("retrained").model, tok, Target(small, tok)), *sides, some)
     assert "different architectures" in found["reasons"]["g_drift"]
+    other, some = Target(target("retrained").model, tok, Target(small, tok)), "dataset_inference"
+    assert not attack_model(other, *sides, [REGISTRY[some]])["missing"], "it takes any control"
+    found = attack_model(other, sides[0], sides[1][:9], [REGISTRY[some]])
+    assert "10 documents of each kind" in found["reasons"][some]
 
 
 def test_clusters_count_as_one():

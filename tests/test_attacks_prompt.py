@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from axolotl_unlearn.attacks.prompt import (
     prefix_probes,
     read_paraphrases,
 )
-from axolotl_unlearn.attacks.target import AttackTarget, read_side
+from axolotl_unlearn.attacks.results import stored
+from axolotl_unlearn.attacks.target import AttackTarget, make_subjects, read_side
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.evaluation.sets import load_sets
+from axolotl_unlearn.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +199,29 @@ def test_a_model_is_no_control_of_itself(lab, tmp_path, kind):
     said = attacked(kind, lab.unlearned, *words)
     assert said.exit_code == 2 and "same has the weights of unlearned" in said.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 1}, {"device": "cuda:1"}, {"dtype": "float16"}])
+def test_answers_that_may_differ_are_asked_again(lab, tmp_path, other):
+    """After `--dtype bfloat16` a run with `--batch-size 1`, or on another kind of device, took the
+    answers of before."""
+    model, _ = make_subjects(str(lab.unlearned), [])
+    half, first, store, made = replace(model, dtype="bfloat16"), Scores([], [], [], []), None, []
+    store = Store(tmp_path)
+
+    def ask(target):
+        stored(store, target, [], "plain", lambda: made.append(target) or first)
+
+    ask(half), ask(half), ask(replace(half, **other))
+    assert len(made) == 2, "one's own answers are kept"
+    ask(model), ask(replace(model, batch_size=1)), ask(replace(model, device="cpu:0"))
+    assert len(made) == 3, "in float32 they are the same"
+
+
+def test_shares_that_look_alike_are_asked_each(lab, tmp_path):
+    """Of `--prefixes 0.125,0.12` the first was lost: both were "prefix 12%"."""
+    words = ("--prefixes", "0.62,0.625", "--variants", "prefix", "--max-new-tokens", 1)
+    done = attacked("prompt", lab.unlearned, "--data", lab.data, "--out", tmp_path, *words)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "prompt-unlearned.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["plain", "prefix 62%", "prefix 62.5%"]

@@ -24,17 +24,33 @@ def test_the_sentence_names_an_attack_not_the_model_as_it_is():
         for name, gain in (("not quantised", 0.0), ("int8", -0.01))
     )
     result = NAMES | {"title": "Quantisation", "rows": [plain, attacked]}
-    assert "(most with int8: -0.01 [-0.06, +0.04], p 1.000)" in sentence(result)
-    assert sentence(result).startswith("Quantisation brings nothing back")
+    assert sentence(result) == (
+        "Quantisation (int8) brings back -0.01 [-0.06, +0.04] of the forget texts (no control was "
+        "given): not told from chance (p 1.000)."
+    )
     attacked["gain"]["recalled"] = figure(0.2) | {"p": 0.001}
-    assert sentence(result).startswith("Quantisation brings back 0.20 of the forget texts")
+    assert "brings back +0.20 [+0.15, +0.25]" in sentence(result)
+    assert sentence(result).endswith(": told from chance (p 0.001).")
 
 
 def test_where_nothing_was_asked_nothing_is_shown():
     """A look at the model as it is passed for an attack that brings nothing back."""
     plain = {"variant": "plain", "gain": {"recalled": figure(0.0) | {"p": 1.0}}}
     said = sentence(NAMES | {"title": "Prompting", "rows": [plain]})
-    assert said == "Prompting: nothing was asked, so nothing is shown."
+    assert said == "Prompting: nothing was asked."
+
+
+def test_the_sentence_of_tests_is_of_the_one_that_tells_most():
+    """After Holm, as `p_corrected` and `status` of the file."""
+    ends = {"low": 0.4, "high": 0.8}
+    tests = {"loss": {"auc": 0.55, "p": 0.4, **ends}, "zlib": {"auc": 0.7, "p": 0.02, **ends}}
+    file = NAMES | {"title": "Members", "tests": tests, "missing": []}
+    assert sentence(file) == (
+        "loss per compressed byte tells members from texts it never saw (AUC 0.70, p 0.040) after "
+        "Holm over 2 tests."
+    )
+    assert "does not tell members" in sentence(file | {"tests": {"loss": tests["loss"]}})
+    assert sentence(file | {"tests": {}, "missing": ["icp"]}) == "icp could not be made."
 
 
 def rounded(*schemes: str, **more) -> dict:
@@ -46,7 +62,8 @@ def rounded(*schemes: str, **more) -> dict:
 @pytest.mark.parametrize("second, files", [
     (rounded("int8"), 2), (rounded("int8", "int4", group=64), 2), (rounded("int8", limit=3), 2),
     (rounded("int8", "int4", max_new_tokens=1), 2),
-    (rounded("int8", "int4", model="n"), 2), (rounded("int8", "int4", "nf4"), 1),
+    (rounded("int8", "int4", model="n"), 2), (rounded("int8", "int4", "nf4"), 2),
+    (rounded("int4", "int8"), 1),
     (rounded("int8", "int4", weights="x"), 2), (rounded("int8", "int4", data={"forget": "y"}), 2),
 ])  # fmt: skip
 def test_a_weaker_attack_does_not_take_the_place_of_a_stronger(tmp_path, second, files):
@@ -66,13 +83,14 @@ def test_a_file_that_says_nothing_of_its_tokens_gives_way(tmp_path):
     """It shows nothing, and stayed beside each new one."""
     old = {key: one for key, one in rounded("int8").items() if key != "max_new_tokens"}
     assert save(tmp_path, old) == save(tmp_path, rounded("int8"))
-    assert save(tmp_path, old).name == "quantise-m-2.json", "but takes no other's place"
+    assert save(tmp_path, old).name != "quantise-m.json", "but takes no other's place"
 
 
 def test_members_are_the_tests_of_a_file(tmp_path):
     file = {"attack": "membership", "title": "M", "model": "m", "weights": "w", "rows": []}
     save(tmp_path, file | {"tests": {"loss": {}, "zlib": {}}})
-    assert save(tmp_path, file | {"tests": {"zlib": {}}}).name == "membership-m-2.json"
+    second = file | {"tests": {"zlib": {}}}
+    assert save(tmp_path, second) == save(tmp_path, second) != tmp_path / "membership-m.json"
 
 
 @pytest.mark.parametrize("change", [

@@ -134,7 +134,7 @@ def test_the_device_that_was_asked_for_is_the_one(home, tmp_path):
 
 
 @pytest.mark.parametrize("name, words", [
-    ("quantise", ["--schemes", "int8,int4", "--group", 16]),
+    ("quantise", ["--schemes", "int8,int4"]),
     ("relearn", ["--source", "forget", "--rows", 6, "--steps", "2,4", "--lr", 1e-3]),
     ("prompt", ["--limit", 4]),
     ("membership", ["--limit", 12]),

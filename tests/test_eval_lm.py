@@ -109,7 +109,7 @@ def test_likelihood_task_equals_the_scorer(home):
         context, answer = row.record.input, f" {row.record.output}"
         ids = tokenizer(context + answer)["input_ids"]
         (facts,) = score_queries(model, [Query.of(ids, len(tokenizer(context)["input_ids"]))])
-        for name, value in all_likelihood_metrics(facts, answer, ks=(0.2,)).items():
+        for name, value in all_likelihood_metrics(facts, answer).items():
             values.setdefault(f"{row.side}_{name}", []).append(value)
         with torch.no_grad():
             labels = torch.tensor([ids])

@@ -277,7 +277,7 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
     """Cached without texts and never compared with this original: its outputs are made again,
     because otherwise nobody could say whether it collapsed."""
     shutil.copytree(home / "eval", tmp_path / "eval")
-    models = [str(home / "original"), f"after={home / 'broken'}"]
+    models = [f"before={home / 'original'}", f"after={home / 'broken'}"]
     again = evaluate(models, home / "data", tmp_path / "eval", **OPTIONS, original="after")
     assert all(model["collapse"] is not None for model in again)
     assert again[0]["collapse"]["against"] == "original's outputs"
@@ -304,12 +304,13 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
     assert first[0]["cells"] == both[0]["cells"]
 
 
-def test_what_the_original_says_is_not_nonsense(home, tmp_path):
+def test_what_the_original_says_is_not_nonsense(home, tmp_path, monkeypatch):
     """Its outputs begin in the middle of a text: compared with whole unseen texts, which begin at
     their start, some of them looked improbable."""
+    monkeypatch.setattr(run, "Cache", lambda _: Cache(None))  # both are measured
     options = OPTIONS | {"max_gen_toks": 32}
     models = [f"original={home / 'original'}", f"same={home / 'original'}"]
-    same = evaluate(models, home / "data", tmp_path, use_cache=False, **options)[1]
+    same = evaluate(models, home / "data", tmp_path, **options)[1]
     assert same["collapse"]["nonsense"] == 0
     assert same["collapse"]["collapsed"] is False
 
@@ -485,8 +486,13 @@ def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
             ["{home}/original", "--data", "{home}/data", "--min-members", "1", "--original", "x"],
             "--original 'x' is none of the models",
         ),
+        (  # it was judged as a candidate
+            ["{home}/original", "x={home}/broken", "--data", "{home}/data", "--min-members", "1",
+             "--original", "x"],
+            "another model is named 'original'",
+        ),
     ],
-)
+)  # fmt: skip
 def test_bad_input_on_the_command_line(home, arguments, message):
     """One sentence, exit code 2, before any model is loaded."""
     import re
@@ -647,7 +653,7 @@ def test_intervals_of_membership_go_by_author():
     alone, by_author = (figures(n)["attacks"]["loss"] for n in (0, 1))
     assert alone["auc"] == by_author["auc"]
     assert by_author["interval"][0] < alone["interval"][0] < 0.5
-    assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
+    assert figures(1)["meaningful"]
     length = {"auc": 0.9, "low": 0.8, "high": 1.0, "separates": True}  # without any model
     apart = figures(1, length=length)
     assert apart["blind"] == {"length": length} and apart["meaningful"] is False

@@ -10,10 +10,15 @@ import pytest
 from eval_model import documents_of, made_up_rows, write_folder
 from fault_codes import fails
 
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import interleave, load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
+
+#: Files of each part that can be asked for.
+PARTS = {"tasks": ("forget", "retain"), "mia": ("member", "nonmember"), "mmlu": ("general",),
+         "coins": ("canaries",)}  # fmt: skip
 
 
 @pytest.fixture
@@ -223,3 +228,28 @@ def test_no_utility_is_a_note_with_the_cure(folder):
     (folder / "general.jsonl").unlink()
     sets = load_sets(folder)
     assert sets.utility == [] and "general.jsonl" in sets.notes[0]
+
+
+def test_rows_of_input_and_output_are_joined_as_the_settings_say(folder):
+    """`eval --join` read members with a space between, and rows by coin whatever was said."""
+    for name in ("member", "nonmember", "canaries"):
+        rows = [{"id": f"{name}{i}", "input": f"{name} {i}", "output": "A"} for i in range(20)]
+        rewrite(folder, name, [row | {"included": True} for row in rows])
+    sets = Settings(join="::").load_sets(folder)
+    for name in ("member", "nonmember", "canaries"):
+        assert [text for _, text in getattr(sets, name)] == [f"{name} {i}::A" for i in range(20)]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_files_of_other_parts_are_not_read(folder, part):
+    """A bad canaries.jsonl stopped `attack membership`."""
+    for name in (name for other in PARTS if other != part for name in PARTS[other]):
+        (folder / f"{name}.jsonl").write_text("{\n")
+    if part == "coins":
+        rewrite(folder, "canaries", [{"text": f"t{i}", "included": True} for i in range(12)])
+    sets = load_sets(folder, parts=(part,))
+    fields = {"general": "utility"}
+    read = {n for names in PARTS.values() for n in names if getattr(sets, fields.get(n, n))}
+    assert read == {*PARTS[part]}
+    with pytest.raises(UnlearnError):
+        load_sets(folder)

@@ -108,6 +108,17 @@ def test_a_folder_alone(home, tmp_path):
     assert {one["q"] for one in found["documents"]} == {None}  # it was no key of what is not tested
 
 
+def test_what_is_not_measured_stands_behind_what_is(home, tmp_path):
+    """A document without p stood before all that have one, as if it were the worst."""
+    asked = {"document": "Nowhere", "question": "When was Nowhere built?", "answer": "By my aunt"}
+    rows = [asked, *map(json.loads, (home / "documents.jsonl").read_text().splitlines()[-5:])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = audit(tmp_path / "rows.jsonl", "--model", home / "model", "--held-out",
+                  home / "heldout.jsonl", "--out", tmp_path / "a.json")["documents"]  # fmt: skip
+    p = [one["p"] for one in found if one["reading"] == "nothing found"]
+    assert len(p) > 2 and p[-1] is None and p[:-1] == sorted(p[:-1])
+
+
 def test_questions_are_asked_through_the_chat_template(home, tmp_path):
     """The model answers a turn of the user alone; without a template the cure is said."""
     from transformers import AutoTokenizer

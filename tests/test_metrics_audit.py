@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_the_list_has_the_files_that_the_verdict_counts(tmp_path):
         "models": [facts_of(said=(False, False)) | {"name": "one", "weights": "w"}],
     }
     tests = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
-    file = {"title": "m", "model": "one", "tests": tests, "sentence": "None told."}
+    file = {"title": "m", "model": "one", "tests": tests}
 
     def put(attack: str, weights: str, **told: float) -> None:
         documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
@@ -214,10 +215,12 @@ def test_the_list_has_the_files_that_the_verdict_counts(tmp_path):
     put("inside", "w", a=0.012, b=0.5)
     readings = {one["document"]: one["reading"] for one in find_inputs(made, tmp_path)["audit"]}
     assert readings["a"] == "still known"
-    again = file | {"attack": "inside", "documents": {}, "sentence": "Some told."}
+    other = {"zlib": tests["loss"] | {"auc": 0.55}}
+    again = file | {"attack": "inside", "documents": {}, "tests": other}
     (tmp_path / "inside-one-2.json").write_text(json.dumps(again), "utf-8")
     said = find_inputs(made, tmp_path)["attack_sentences"]
-    assert said["inside on one"] == "Some told. None told.", "the page said the last alone"
+    said = re.findall(r"AUC ([\d.]+)", said["inside on one"])
+    assert said == ["0.55", "0.50"], "the page said the last alone"
 
 
 #: Column of the member texts, value of c, of the retrained model, of one held-out text; recited?

@@ -7,10 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import roc_curve
 
 from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.membership import (
@@ -21,7 +19,6 @@ from axolotl_unlearn.metrics.membership import (
     equivalence,
     gap_of,
     told_documents,
-    tpr_at_fpr,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -43,15 +40,6 @@ def sentences(seed: int, n: int, verb: str = "moved to") -> list[str]:
     ]
 
 
-@given(numbers, numbers, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.99]))
-def test_tpr_is_the_best_point_of_scikit_learns_roc(members, others, fpr):
-    rates = roc_curve(
-        [1] * len(members) + [0] * len(others), members + others, drop_intermediate=False
-    )
-    best = max(t for f, t in zip(*rates[:2], strict=True) if f <= fpr + 1e-12)
-    assert tpr_at_fpr(members, others, fpr) == pytest.approx(best)
-
-
 def test_baselines_find_other_words_and_lengths():
     found = blind_baselines(sentences(1, 60, "was born in"), sentences(2, 60, "died in"))
     assert found["bag_of_words"]["auc"] > 0.99 and found["words_tfidf"]["separates"]
@@ -67,7 +55,7 @@ def test_baselines_stay_silent_on_one_source():
     suspected on average; 5 or more of 20 would have probability .003."""
     suspected = 0
     for seed in range(20):
-        found = blind_baselines(sentences(2 * seed, 50), sentences(2 * seed + 1, 50), repeats=1)
+        found = blind_baselines(sentences(2 * seed, 50), sentences(2 * seed + 1, 50))
         suspected += blind_sentence(found) is not None
     assert suspected < 5
 
@@ -87,6 +75,14 @@ def test_an_auc_below_half_of_a_trained_baseline_is_no_finding():
 def test_too_few_texts_for_a_trained_baseline():
     assert set(blind_baselines(["a b"] * 5, ["c d"] * 50)) == {"length", "zlib"}
     assert set(blind_baselines(["!!"] * 12, ["??"] * 12)) == {"length", "zlib"}
+
+
+@pytest.mark.parametrize("worded", [0, 1, 5, 6, 12])
+def test_texts_almost_without_words(worded):
+    """Where none was left to learn from, scikit-learn's "empty vocabulary" stopped the run."""
+    found = blind_baselines(["!!!"] * 10, ["???"] * (12 - worded) + ["a word"] * worded)
+    assert {*found} in ({"length", "zlib"}, {"length", "zlib", "bag_of_words", "words_tfidf"})
+    assert ("bag_of_words" in found) == (worded > 5), "of five folds one may hold so many"
 
 
 def test_the_rank_test_is_exact_for_few_texts():

@@ -82,11 +82,3 @@ def test_zlib_and_reference():
     text = "abcabcabcabc"
     assert mem.zlib_ratio(facts([-2.0, -4.0]), text) == 3 / len(zlib.compress(text.encode()))
     assert mem.reference_difference(facts([-2.0]), facts([-0.5])) == 1.5
-
-
-def test_all_metrics_have_names_for_every_k():
-    from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
-
-    values = all_likelihood_metrics(facts([-1.0, -2.0]), "text", ks=(0.05, 0.5))
-    assert {"min_k_0.05", "min_k_plus_0.05", "min_k_0.5", "min_k_plus_0.5"} <= set(values)
-    assert values["loss"] == 1.5 and all(isinstance(v, float) for v in values.values())

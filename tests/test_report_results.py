@@ -121,16 +121,16 @@ def test_an_attacks_file_without_names_is_not_whole(tmp_path, results, lost):
     assert any(one.id == "attacks" and "is not whole" in one.says for one in merged.findings)
 
 
-@pytest.mark.parametrize("says", [None, "", "m: told.", 5, ["x"]])
+@pytest.mark.parametrize("says", [None, "", "m: not told.", 5, ["x"]])
 def test_an_attack_on_members_needs_no_sentence(tmp_path, results, says):
-    """A file without one, or with a number, ended the report with a traceback."""
+    """A file without one, or with a number, ended the report with a traceback; what one says of
+    itself is not believed."""
     test = {"auc": 0.9, "low": 0.8, "high": 1.0, "p": 1e-6}
     file = {"attack": "membership", "title": "On membership", "model": "merged", "sentence": says}
     file |= {"tests": {"loss": test}}
     (tmp_path / "membership-merged.json").write_text(json.dumps(file))
     found = find_inputs(results, tmp_path)
-    said = {"membership on merged": says} if says == "m: told." else {}
-    assert found["attack_sentences"] == said
+    assert "loss tells members" in found["attack_sentences"]["membership on merged"]
     merged = judged(results, found["attack_results"])["merged"]
     assert any(one.id == "attacks" and one.outcome != "pass" for one in merged.findings)
 

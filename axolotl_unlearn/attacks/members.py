@@ -25,8 +25,8 @@ from axolotl_unlearn.metrics.membership import (
     blind_sentence,
     by_document,
     gap_of,
-    tpr_at_fpr,
 )
+from axolotl_unlearn.metrics.verdict import sentence
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 from axolotl_unlearn.report.terminal import grid
 
@@ -59,7 +59,7 @@ def attack_model(
 
     Returns:
         ``tests`` by title: auc, low, high (95 %), p (of the difference from the control where there
-        is one; before any correction), p_corrected (Holm's over all tests here), n, tpr_at_1, what
+        is one; before any correction), p_corrected (Holm's over all tests here), n, what
         the attack sees, and with a control ``control`` (its AUC) and ``difference`` {value, low,
         high}; ``missing``: attacks that could not be made, ``reasons`` of each; ``documents``: p
         and side of each member by all attacks that rank; ``status``: "told", "not told", or "open":
@@ -146,25 +146,7 @@ def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) ->
 def _figures(seen: Outcome) -> dict[str, Any]:
     figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
     counts = [len(seen.members), len(seen.nonmembers)]
-    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
-
-
-def sentence(model: str, found: Mapping[str, Any]) -> str:
-    """What the attacks say of a model, in words."""
-    tests, figures = found["tests"], ""
-    if tests:
-        name = min(tests, key=lambda n: (tests[n]["p_corrected"], -abs(tests[n]["auc"] - 0.5)))
-        row = tests[name]
-        figures = f" ({name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
-        figures += f"{row['p_corrected']:.2g} after Holm over {len(tests)} tests)"
-    what = "no attack that was made tells members" if tests else "no attack was made"
-    if found["status"] == "told":
-        what = "members are told from texts never seen"
-    text = f"{model}: {what}{figures}"
-    if found["missing"]:
-        text += f"; not measured: {', '.join(found['missing'])}"
-        text += ", so this is no evidence of forgetting" if found["status"] == "open" else ""
-    return text + "."
+    return figures | {"n": counts}
 
 
 def said(file: Mapping[str, Any]) -> list[Any]:
@@ -211,7 +193,7 @@ def attack_models(
     sets = load_sets(data_dir, parts=("mia",), join=join)
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
-    retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
     alone = blind_baselines(*([text for _, text in side] for side in sides))
     blind = {"baselines": alone, "warning": blind_sentence(alone)}
@@ -228,6 +210,7 @@ def attack_models(
         facts |= {"dtype": dtype, "blind": blind}
         facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
         counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
-        facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}
-        made.append(names | counts | facts | found)
+        facts |= {"attack": kind, "title": TITLES[kind]}
+        file = names | counts | facts | found
+        made.append(file | {"sentence": sentence(file)})
     return made

@@ -133,7 +133,7 @@ def prompt_attack(
     # Variant -> name of each way and its probes.
     ways = {
         "affirmative": {"affirmative": said},
-        "prefix": {f"prefix {s:.0%}": prefix_probes(plain, tokenizer, s) for s in prefixes},
+        "prefix": {f"prefix {100 * s:.12g}%": prefix_probes(plain, tokenizer, s) for s in prefixes},
         "paraphrase": {"paraphrase": worded},
         "examples": {
             f"examples {n}": example_probes(plain, tasks, retain, n, seed, join) for n in examples

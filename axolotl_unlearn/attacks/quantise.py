@@ -8,6 +8,8 @@ point of a grid and written back (dequantised), so every evaluation runs as befo
     int4  asymmetric, one scale and zero a group   (torchao)
     nf4       one scale a group                    (bitsandbytes)
 
+A group has 64 weights.
+
 Embeddings, norms, routers and the output head stay as they are, as in both libraries. GPTQ and
 AWQ, which need calibration data, are out of scope.
 """
@@ -27,26 +29,11 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
 SCHEMES = ("int8", "int4", "nf4")
-_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-
-def _check(schemes: Sequence[str], group: int) -> None:
-    for scheme in schemes:
-        if scheme not in SCHEMES:
-            raise UnlearnError(
-                f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.",
-                code="attack.no-scheme",
-            )
-        if scheme == "nf4" and group not in _BLOCKS:
-            raise UnlearnError(
-                f"{scheme} takes groups of {', '.join(map(str, _BLOCKS))}, not {group}; give one "
-                "of them, or use int4.",
-                code="attack.no-group",
-            )
+GROUP = 64
 
 
 @torch.no_grad()
-def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
+def round_to_nearest(weight: Tensor, scheme: str, group: int = GROUP) -> Tensor:
     """The weight ``[out, in]`` after quantising and dequantising, in its own dtype.
 
     Args:
@@ -54,7 +41,6 @@ def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
             does not divide is filled up with copies of its last weight for int4 (which leaves
             each group's range as it is); bitsandbytes groups run on over the end of a row.
     """
-    _check([scheme], group)
     plain = weight.detach().float()
     if scheme == "nf4":
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -88,7 +74,7 @@ def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
 
 
 @torch.no_grad()
-def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
+def quantise_model(model: Any, scheme: str, group: int = GROUP) -> None:
     """Round the weights of all linear layers and experts in place, the output head excepted.
 
     Raises:
@@ -124,29 +110,31 @@ def quantise_attack(
     store: Store,
     *,
     schemes: Sequence[str] = SCHEMES,
-    group: int = 64,
     control: AttackTarget | None = None,
 ) -> dict[str, Any]:
     """Recall of the forget rows at full precision and after each scheme."""
-    _check(schemes, group)
+    if unknown := [scheme for scheme in schemes if scheme not in SCHEMES]:
+        raise UnlearnError(
+            f"there is no scheme {unknown[0]!r}; choose among {', '.join(SCHEMES)}.",
+            code="attack.no-scheme",
+        )
     probes = plain_probes(subject.records, join=subject.join)
 
     def scores(of: AttackTarget, scheme: str | None) -> Scores:
-        # Unattacked scores do not depend on the group: they are shared between runs.
-        how = ("quantise", scheme, group) if scheme else "plain"
+        how = ("quantise", scheme, GROUP) if scheme else "plain"
 
         def make() -> Scores:
             model, tokenizer = of.load()
             if scheme is not None:
-                quantise_model(model, scheme, group)
+                quantise_model(model, scheme)
             return of.ask(model, tokenizer, probes, scheme or "as it is")
 
         return stored(store, of, subject.records, how, make)
 
     before, rows = scores(subject, None), []
     for scheme in (None, *schemes):
-        name = f"{scheme}, groups of {group}" if scheme else "not quantised"
+        name = f"{scheme}, groups of {GROUP}" if scheme else "not quantised"
         name = "int8" if scheme == "int8" else name
         theirs = scores(control, scheme) if control else None
         rows.append(figures_row(name, scores(subject, scheme), before, theirs))
-    return result_of("quantise", "Quantisation", subject, control, rows, group=group)
+    return result_of("quantise", "Quantisation", subject, control, rows, group=GROUP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,19 @@ def result_of(
 
 def save(out: Path, result: Mapping[str, Any]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
-    source), with digests of the forget file. What another run has found there stays: the new file
-    is ``...-2.json``, unless it has all that the old one has, of the same weights and data."""
+    source), with digests of the forget file. What another run has found there stays: with other
+    settings, weights or data the name has their digest."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
     bound = {"data": data_digests(result["data_dir"], ("forget",))} if "data_dir" in result else {}
     made = {"schema": SCHEMA, **bound, **result}
-    path = first = out / f"{name}-{safe_name(result['model'])}.json"
-    number = 1
-    while path.exists() and not _replaces(made, path):
-        number += 1
-        path = first.with_name(f"{first.stem}-{number}.json")
+    how, path = _how(made), out / f"{name}-{safe_name(result['model'])}.json"
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # of half a file
+        # An older file says nothing of its tokens; it shows nothing, so it need not stay.
+        tokens = {key: how[key] for key in how.keys() & {"max_new_tokens"}}
+        if tokens | _how(json.loads(path.read_text("utf-8"))) != how:
+            path = path.with_name(f"{path.stem}-{content_key(how)[:8]}.json")
     return write_json(path, made, private=True)
 
 
@@ -95,21 +97,11 @@ _FOUND = {"rows", "tests", "documents", "sentence", "status", "missing", "reason
           "skipped", "title"}  # fmt: skip
 
 
-def _replaces(made: Mapping[str, Any], path: Path) -> bool:
-    """Does a run say again all that this file says?"""
-    try:
-        old = json.loads(path.read_text("utf-8"))
-        there = {row["variant"] for row in old.get("rows", ())} | {*old.get("tests", ())}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return True  # half a file
-    if old.get("model") != made["model"]:
-        return False
-    made = json.loads(json.dumps(made, default=str))
-    now = {row["variant"] for row in made.get("rows", ())} | {*made.get("tests", ())}
-    # A file of before says nothing of its tokens; it shows nothing, so it need not stay.
-    how = (old.keys() | made.keys()) - _FOUND - ({"max_new_tokens"} - old.keys())
-    same = all(old.get(key) == made.get(key) for key in how)
-    return same and there <= now
+def _how(file: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file's figures are of."""
+    made = [row["variant"] for row in file.get("rows", ())] + [*file.get("tests", ())]
+    how = {key: one for key, one in file.items() if key not in _FOUND} | {"made": sorted(made)}
+    return json.loads(json.dumps(how, default=str))
 
 
 def safe_name(name: str) -> str:

@@ -17,6 +17,7 @@ from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measure import ProgressBars
+from axolotl_unlearn.evaluation.measurement import rounding
 from axolotl_unlearn.evaluation.sets import interleave, need_file, side_records
 from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.models import (
@@ -49,7 +50,8 @@ class AttackTarget:
     @functools.cached_property
     def identity(self) -> tuple:
         """Everything about the model and the way it is asked that could change its answers."""
-        return (weights_digest(self.spec), self.join, self.max_new_tokens, self.dtype)
+        how = rounding(self.device, self.dtype, self.batch_size)
+        return (weights_digest(self.spec), self.join, self.max_new_tokens, *how)
 
     def load(self) -> tuple[Any, Any]:
         """A fresh copy of the model, and its tokenizer."""

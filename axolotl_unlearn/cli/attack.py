@@ -113,7 +113,6 @@ def command() -> None:
 @command.command()
 @_common
 @_default("--schemes", "int8,int4,nf4", "How to round.", callback=_parts(str))
-@_default("--group", 64, "Weights that share a 4-bit scale.", type=COUNT)
 def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
     """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
     from axolotl_unlearn.attacks.quantise import quantise_attack

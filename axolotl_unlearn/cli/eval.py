@@ -9,7 +9,7 @@ import click
 
 from axolotl_unlearn.cli._options import FILE, PATH, Answer, read_json
 
-BACKENDS = click.Choice(["transformers", "vllm", "auto"])
+BACKENDS = click.Choice(["transformers", "vllm"])
 
 
 @click.command("eval")
@@ -22,7 +22,7 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--device-map", type=click.Choice(["auto"]), help="Spread a model over all devices.")
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
-@click.option("--backend", type=BACKENDS, default="transformers", help="auto: vLLM on a GPU.")
+@click.option("--backend", type=BACKENDS, default="transformers", help="What writes the answers.")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--canaries", type=FILE, help="Rows by coin.  [canaries.jsonl of the data folder]")
 @click.option(
@@ -35,9 +35,8 @@ BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
 @click.option("--with-text", "keep_texts", is_flag=True, help="Keep texts in cache and results.")
 @click.option("--store", type=PATH, help="Measurements of several evaluations.  [OUT/cache]")
-@click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options):
+def command(models: tuple[str, ...], quiet: bool, **options):
     """Evaluate MODELS on a data folder; write OUT/results.json and print the table.
 
     A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
@@ -60,7 +59,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options):
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import answer_of, table
 
-    asked = Options(use_cache=not no_cache, progress=not quiet, **options)
+    asked = Options(progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
     found, judged = read_json(file := out / "results.json"), answer_of(out)

@@ -262,7 +262,7 @@ def audit_documents(
         line["q"] = float(value)
         if value <= 1 - LEVEL and line["side"] == "under" and line["reading"] == READINGS[3]:
             line["reading"] = "recognised"
-    lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] or 0))
+    lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] is None, one["p"] or 0))
     about = None
     if held:
         sides = [[one.text for one in some if not one.question] for some in (items, held)]

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from axolotl_unlearn.device import device_name
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, PARTS, EvaluationSets, load_sets
 from axolotl_unlearn.metrics.fluency import output_figures
 from axolotl_unlearn.metrics.semeval import any_script_recall
+
+
+def rounding(device: str | None, dtype: str | None, batch_size: int) -> list[Any]:
+    """What decides how a model's figures are rounded; in float32 the batch size changes draws
+    alone."""
+    return [device and device.split(":")[0], dtype, None if dtype == "float32" else batch_size]
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,7 @@ class Settings:
         store: Folder of measurements by content; default: ``cache`` in that of the results.
         canaries: Their file; default: that of the data folder.
         samples: Draws of each forget row at temperature 1, beside the greedy answer.
-        backend: "vllm" generates by vLLM, "auto" where it can (`evaluation.in_vllm.backend`);
-            default: transformers.
+        backend: "vllm" generates by vLLM; default: transformers.
     """
 
     device: str | None = None
@@ -66,19 +71,16 @@ class Settings:
 
     def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
         """The data of a folder, as these settings read them."""
-        parts = ("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu")
-        given = {"min_members": self.min_members, "canaries": self.canaries}
+        parts = PARTS if self.min_members else [part for part in PARTS if part != "mia"]
+        given = {name: getattr(self, name) for name in ("min_members", "join", "canaries")}
         return load_sets(folder, parts=parts, **given).limited(self.limit)
 
     @property
     def key(self) -> list[Any]:
         """What can change a score of a model; the data have a digest of their own."""
-        # In float32 the batch size changes draws alone; in half precision it can change all.
-        batch = None if self.dtype == "float32" else self.batch_size
         drawn = [self.samples, self.seed, self.batch_size] if self.samples else []
-        kind = self.device and self.device.split(":")[0]
-        how = [kind, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
-        return how + drawn
+        how = [*rounding(self.device, self.dtype, self.batch_size), self.max_gen_toks]
+        return [*how, self.join, self.backend, *drawn]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,6 @@ class Options(Settings):
     """`Settings`, and what of one evaluation does not go into its results."""
 
     out_dir: str | os.PathLike[str] = "out/eval"
-    use_cache: bool = True
     progress: bool = True
 
 

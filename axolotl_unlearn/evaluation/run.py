@@ -65,8 +65,7 @@ def evaluate(
             code="eval.several-processes",
         )
     settings = Settings.read(asdict(options.placed()))
-    alone = not settings.device_map
-    settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
+    settings = replace(settings, backend=backend(options.backend, not settings.device_map))
     every = replace(settings, limit=None).load_sets(data)
     if (sets := every.limited(settings.limit)) is every:
         settings = replace(settings, limit=None)
@@ -76,15 +75,12 @@ def evaluate(
     holds = "texts" if settings.keep_texts else "log-probs"
     for name in ("results.json", AUDIT_FILE):
         declare(out, out / name, holds)
-    if options.use_cache:
-        declare(out, kept, holds, folder=True)
-    cache = Cache(kept if options.use_cache else None)
+    declare(out, kept, holds, folder=True)
+    cache = Cache(kept)
     bars = ProgressBars(options.progress)
     with bars.progress:
         few = can_be_good(len(sets.member), len(sets.nonmember)) if sets.member else ""
-        by = f"generation by {settings.backend or 'transformers'}"
-        by = by if options.backend == "auto" else ""
-        for note in filter(None, [*sets.notes, few, by]):
+        for note in filter(None, [*sets.notes, few]):
             bars.note(f"note: {note}")
         weights = {spec.name: weights_digest(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)

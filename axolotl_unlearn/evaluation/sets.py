@@ -34,6 +34,8 @@ from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
 
 DEFAULT_DATA_DIR = "examples/demo"
+#: What can be asked for: rows, membership, utility, rows by coin.
+PARTS = ("tasks", "mia", "mmlu", "coins")
 #: With fewer texts a side an AUC is noise: its standard error is about 0.1 at 20 against 20.
 MIN_MEMBERS = 20
 
@@ -161,7 +163,7 @@ def load_sets(
     data_dir: str | os.PathLike[str] | None = None,
     *,
     min_members: int = MIN_MEMBERS,
-    parts: Sequence[str] = ("tasks", "mia", "mmlu"),
+    parts: Sequence[str] = PARTS,
     join: str = " ",
     canaries: str | os.PathLike[str] | None = None,
 ) -> EvaluationSets:
@@ -169,7 +171,7 @@ def load_sets(
 
     Args:
         min_members: Refuse fewer members or non-members than this.
-        parts: Which of tasks, mia, mmlu are needed; files of the others are not read.
+        parts: Which of `PARTS` are needed; files of the others are not read.
         join: Between input and output of a document that is a row.
         canaries: A file of them in place of the data folder's.
 
@@ -209,8 +211,8 @@ def load_sets(
     utility = read_options(general) if general else []
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
-    path = canaries or find_file(folder, NAME)
-    coins, rows = (read_coins(path), read_documents(path)) if path else ([], [])
+    path = canaries or find_file(folder, NAME) if "coins" in parts else None
+    coins, rows = (read_coins(path), read_documents(path, join=join)) if path else ([], [])
     sets = EvaluationSets(folder, **sides, utility=utility, notes=notes, canaries=rows, coins=coins)
     if "tasks" in parts:
         for side in ("forget", "retain"):

@@ -217,30 +217,20 @@ def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
     return metrics.Scores(cells, membership, utility)
 
 
-#: False positive rates at which members that are found are counted.
-FPRS = (0.01, 0.001)
-
-
 def _membership(
     measured: Measured, sets: EvaluationSets, blind: Mapping[str, lab.Baseline]
 ) -> dict[str, Any]:
-    """AUC of every attack with its interval, members found at low false positive rates, and
-    whether the sets differ without any model: then the figures mean nothing."""
+    """AUC of every attack with its interval, and whether the sets differ without any model: then
+    the figures mean nothing."""
     losses = {name: tuple(sides.values()) for name, sides in attack_losses(measured).items()}
     losses = {"loss": (measured.member_loss, measured.nonmember_loss)} | losses
     clusters = text_clusters(sets)
     pairs = {name: [-np.asarray(side, float) for side in pair] for name, pair in losses.items()}
-    shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
-    count = len(measured.member_loss)
     warning = lab.blind_sentence(blind)
     return {
         "attacks": {
             name: {"auc": metrics.auc(*pair), "interval": area_of(*pair, clusters).interval()}
             for name, pair in pairs.items()
-        },
-        "tpr": {
-            fpr: {"value": share, "interval": metrics.share_of(round(share * count), count)}
-            for fpr, share in shares.items()
         },
         "blind": dict(blind),
         "meaningful": warning is None,

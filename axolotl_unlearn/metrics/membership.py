@@ -11,6 +11,7 @@ Shape letters: N members, M non-members.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,19 +37,7 @@ ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
 MARGIN = 0.1
 #: Baselines that are trained need this many texts of each kind.
 MIN_TEXTS = 10
-
-
-def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
-    """Share of members found when at most ``fpr`` of non-members are called members.
-
-    Ties count against the attack. With fewer than 1 / fpr non-members no false alarm is allowed
-    (Carlini et al., arXiv 2112.03570).
-    """
-    members, nonmembers = np.asarray(members, float), np.sort(np.asarray(nonmembers, float))
-    allowed = math.floor(fpr * len(nonmembers) + 1e-9)
-    if allowed >= len(nonmembers):
-        return 1.0
-    return float((members > nonmembers[-1 - allowed]).mean())
+FOLDS, REPEATS = 5, 3
 
 
 #: How well an attack that never sees the model separates the two sets: ``auc``; ``low``, ``high``,
@@ -58,24 +47,19 @@ Baseline = dict[str, Any]
 
 
 def blind_baselines(
-    members: Sequence[str],
-    nonmembers: Sequence[str],
-    *,
-    folds: int = 5,
-    repeats: int = 3,
-    seed: int = 0,
+    members: Sequence[str], nonmembers: Sequence[str], *, seed: int = 0
 ) -> dict[str, Baseline]:
     """Separate members from non-members by their texts alone: ``length`` (characters), ``zlib``
-    (bytes after compression / bytes) and, with 10 texts of a kind, ``bag_of_words`` (naive Bayes)
-    and ``words_tfidf`` (logistic regression on words and word pairs), scored outside their training
-    folds and averaged over ``repeats`` divisions.
+    (bytes after compression / bytes) and, with 10 texts of a kind and words in some of each fold,
+    ``bag_of_words`` (naive Bayes) and ``words_tfidf`` (logistic regression on words and word
+    pairs), scored outside their training folds and averaged over `REPEATS` divisions.
     """
     texts, n = [*members, *nonmembers], len(members)
     raw = [text.encode("utf-8", errors="replace") for text in texts]
     scores = {
         "length": np.array([float(len(text)) for text in texts]),
         "zlib": np.array([len(zlib.compress(r, 9)) / max(1, len(r)) for r in raw]),
-        **_trained_scores(texts, n, folds, repeats, seed),
+        **_trained_scores(texts, n, seed),
     }
     baselines = {}
     for name, score in scores.items():
@@ -88,9 +72,7 @@ def blind_baselines(
     return baselines
 
 
-def _trained_scores(
-    texts: Sequence[str], n: int, folds: int, repeats: int, seed: int
-) -> dict[str, NDArray]:
+def _trained_scores(texts: Sequence[str], n: int, seed: int) -> dict[str, NDArray]:
     """Out-of-fold log-odds of "member" for each text and classifier."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -98,7 +80,9 @@ def _trained_scores(
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
-    if min(n, len(texts) - n) < MIN_TEXTS or not any(c.isalnum() for t in texts for c in t):
+    sides, worded = (n, len(texts) - n), sum(re.search(r"\w", text) is not None for text in texts)
+    # One fold may hold all texts with words: then there is nothing to learn from.
+    if min(sides) < MIN_TEXTS or worded <= sum(-(-side // FOLDS) for side in sides):
         return {}
     labels = np.array([1] * n + [0] * (len(texts) - n))
     words = {"token_pattern": r"(?u)\b\w+\b"}
@@ -114,11 +98,11 @@ def _trained_scores(
     order = np.array(sorted(range(len(texts)), key=lambda i: (labels[i], texts[i])))
     given = [texts[i] for i in order], labels[order]
     scores = {name: np.zeros(len(texts)) for name in models}
-    for repeat in range(repeats):
-        cv = StratifiedKFold(folds, shuffle=True, random_state=seed + repeat)
+    for repeat in range(REPEATS):
+        cv = StratifiedKFold(FOLDS, shuffle=True, random_state=seed + repeat)
         for name, model in models.items():
             logp = cross_val_predict(model, *given, cv=cv, method="predict_log_proba")
-            scores[name][order] += (logp[:, 1] - logp[:, 0]) / repeats
+            scores[name][order] += (logp[:, 1] - logp[:, 0]) / REPEATS
     return scores
 
 

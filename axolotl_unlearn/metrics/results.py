@@ -313,7 +313,6 @@ class Membership(Part):
     meaningful: bool | None = None
     sentence: str = ""
     attacks: Named[Figure] = Field(default_factory=dict)
-    tpr: Named[Figure] = Field(default_factory=dict)
 
 
 class Distance(Part):
@@ -593,7 +592,6 @@ class Attack(Part):
     model: str
     attack: str
     title: str
-    sentence: str = ""
     weights: str | None = None
     control_weights: str | None = None
     data: Named[str] = Field(default_factory=dict)

@@ -40,8 +40,7 @@ def find_inputs(
     for one in attacked:
         with suppress(UnlearnError):  # of a file that is not whole; the verdict says so
             file = read(Attack, one)
-            if said := sentence(file) if file.rows else file.sentence:
-                says.setdefault(f"{file.attack} on {file.model}", []).append(said)
+            says.setdefault(f"{file.attack} on {file.model}", []).append(sentence(file))
     lines = [{"model": m, **one} for m, each in audits(results.models).items() for one in each]
     lines = with_attacks(lines, told_by_attacks(results, attacked))
     return {

@@ -19,13 +19,12 @@ from axolotl_unlearn.metrics.intervals import smallest_difference
 from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.metrics.verdict.words import name_of
+from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.inputs import TEXTS
 from axolotl_unlearn.report.terminal import HEADLINES, caption, membership_warning
 
-SCORES = (*HEADLINES, *CELLS)
 #: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
 AUDITED = {
     "loss": "Loss", "rank": "Rank", "min_k_plus_20": "Min-20 %++",
@@ -51,9 +50,9 @@ def write_report(
     )
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     page = templates.get_template("page.html.j2").render(
-        view=View(load_results(results), extras or {}), css=Markup(css), p=p_value, show=show,
-        AUDITED=AUDITED, HEADLINES=HEADLINES, SCORES=SCORES, attack_title=attack_title,
-        score_title=score_title,
+        view=View(load_results(results), extras or {}), css=Markup(css), AUDITED=AUDITED,
+        HEADLINES=HEADLINES, attack_title=attack_title, score_title=score_title, show=show,
+        p=lambda value: f"p {p_value(value)}",
     )  # fmt: skip
     return write(out_html, harmless(page) + "\n")
 
@@ -75,7 +74,6 @@ class View:
     def __init__(self, results: Results, extras: Mapping[str, Any]) -> None:
         self.results, self.extras = results, dict(extras)
         self.models: Sequence[Model] = results.models
-        self.retrained = results.role("retrained")
         self.answer = answer_of(results, self.extras.get("attack_results", ()))
         self.palette = charts.colours([model.name for model in self.models])
         self.warning = membership_warning(results)
@@ -111,26 +109,6 @@ class View:
             lines = [_line(row, n < MOST_TEXTS) for n, row in enumerate(mine[:most])]
             yield {"model": name, "label": label, "lines": lines, "folded": place > 0}
 
-    @cached_property
-    def distances(self) -> dict[str, Any]:
-        """Candidates, their differences ``found`` by metric and model, the ``least`` difference of
-        a metric that would be, and how many were ``tested``."""
-        models = [m for m in self.models if m.part == "candidate" and m.distance]
-        differing: dict[str, dict[str, Any]] = {}
-        least: dict[str, float] = {}
-        tested = 0
-        for model in models if self.retrained else ():
-            gaps = {metric: model.distance.get(metric) for metric in SCORES}
-            gaps = {m: gap for m, gap in gaps.items() if gap and None not in (gap.value, gap.p)}
-            tested = max(tested, len(gaps))
-            for metric, gap in gaps.items():
-                if gap.interval:
-                    seen = smallest_difference(*gap.interval, len(gaps))
-                    least[metric] = max(least.get(metric, 0.0), seen)
-                if gap.p < 0.05:  # corrected already
-                    differing.setdefault(metric, {})[model.name] = gap
-        return {"models": models, "found": differing, "least": least, "tested": tested}
-
     @property
     def sentences(self) -> list[tuple[str, str]]:
         """What each attack says, by its name; and what of them the verdict does not count."""
@@ -140,15 +118,14 @@ class View:
 
     @cached_property
     def membership(self) -> dict[str, Any]:
-        """Models with figures, names of attacks, the difference that all attacks would show, and
-        shares at low false positive rates."""
+        """Models with figures, names of attacks, and the difference that all attacks would
+        show."""
         models = [m for m in self.models if m.membership is not None and m.membership.attacks]
         labs = [model.membership for model in models]
         names = list(dict.fromkeys(name for lab in labs for name in lab.attacks))
         widest = [one.interval for lab in labs for one in lab.attacks.values() if one.interval]
         least = max((smallest_difference(*ends, len(names)) for ends in widest), default=None)
-        shares = [lab.tpr.get("0.01") for lab in labs]
-        return {"models": models, "attacks": names, "least": least, "shares": shares}
+        return {"models": models, "attacks": names, "least": least}
 
     @property
     def provenance(self) -> str:
@@ -168,7 +145,7 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
             if (of_side := row[side]) and of_side.get(key) is not None
         ]
         if key == "p" and row["q"] is not None:
-            others = [f"q {p_value(row['q'], '')}"]
+            others = [f"q {p_value(row['q'])}"]
         figures.append((_audited(row[key], key == "p"), "\n".join(others)))
     texts = [[one.get(key, "") for key in TEXTS] for one in inner if one.get("generated")]
     return {
@@ -181,10 +158,6 @@ def _line(row: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
     }
 
 
-def p_value(value: float, name: str = "p ") -> str:
-    return f"{name}< 0.001" if value < 0.001 else f"{name}{value:.3f}"
-
-
 def attack_title(name: str) -> str:
     words = name_of(name)
     return words[:1].upper() + words[1:]
@@ -193,4 +166,4 @@ def attack_title(name: str) -> str:
 def _audited(value: float | bool | None, is_p: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return p_value(value, "") if is_p and value is not None else show(value)
+    return p_value(value) if is_p and value is not None else show(value)

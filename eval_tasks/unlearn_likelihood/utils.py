@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from axolotl_unlearn.evaluation.lm_tasks import (
@@ -16,8 +16,6 @@ from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Docs = dict[str, Any]
-#: Share of the lowest tokens that Min-K% looks at: .2 in its paper, .4 in OpenUnlearning and MUSE.
-MIN_K = (0.1, 0.2, 0.4)
 #: For either side.
 LIKELIHOOD_METRICS = ("loss", "probability", "exact_memorisation", "extraction_strength",
                       "extraction_strength_one_over_n", "zlib_ratio", "min_k_0.2",
@@ -39,7 +37,7 @@ def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, A
     """All likelihood metrics of one answer, under names of its side; None for the other side, and
     without the facts of each token."""
     facts = facts_of(results[0], "unlearn_likelihood: its figures")
-    values = {} if facts is None else all_likelihood_metrics(facts, doc["answer"], ks=(0.2,))
+    values = {} if facts is None else all_likelihood_metrics(facts, doc["answer"])
     return {
         f"{side}_{name}": values.get(name) if side == doc["side"] else None
         for side in ("forget", "retain")
@@ -47,19 +45,15 @@ def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, A
     }
 
 
-def all_likelihood_metrics(
-    facts: TokenFacts, text: str, ks: Iterable[float] = MIN_K
-) -> dict[str, float]:
+def all_likelihood_metrics(facts: TokenFacts, text: str) -> dict[str, float]:
     """Every metric that one text and one model give, by name."""
-    values = {
+    return {
         "loss": memorisation.loss(facts),
         "probability": memorisation.probability(facts),
         "exact_memorisation": memorisation.exact_memorisation(facts),
         "extraction_strength": memorisation.extraction_strength(facts),
         "extraction_strength_one_over_n": memorisation.extraction_strength(facts, "one_over_n"),
         "zlib_ratio": memorisation.zlib_ratio(facts, text),
+        "min_k_0.2": memorisation.min_k(facts),
+        "min_k_plus_0.2": memorisation.min_k_plus(facts),
     }
-    for k in ks:
-        values[f"min_k_{k:g}"] = memorisation.min_k(facts, k)
-        values[f"min_k_plus_{k:g}"] = memorisation.min_k_plus(facts, k)
-    return values

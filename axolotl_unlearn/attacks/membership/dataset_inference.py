@@ -22,8 +22,8 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, l
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 #: Share of the texts beyond each of the two ends that outliers are clipped to.
 CLIPPED = 0.025
-#: Fewer documents than this in a half are no test.
-LEAST = 5
+#: Fewer documents of a kind are no test.
+LEAST = 10
 
 
 def features(facts: TokenFacts, text: str, cased: TokenFacts, shuffled: TokenFacts) -> list[float]:
@@ -57,14 +57,14 @@ def judge(
     """Welch's one-sided t-test of the held-out halves, a document's mean output as one value."""
     from sklearn.linear_model import LogisticRegression
 
+    if min(len(set(side)) for side in (documents, others)) < LEAST:
+        raise UnlearnError(
+            f"this attack needs {LEAST} documents of each kind.", code="attack.few-documents"
+        )
     rng = np.random.default_rng(seed)
     learned = [halves(documents, rng), halves(others, rng)]
     kept = [np.flatnonzero(~half) for half in learned]
     names = [[side[i] for i in k] for side, k in zip((documents, others), kept, strict=True)]
-    if min(len(set(side)) for side in names) < LEAST:
-        raise UnlearnError(
-            f"this attack needs {2 * LEAST} documents of each kind.", code="attack.few-documents"
-        )
     inside, outside = members[learned[0]], nonmembers[learned[1]]
     both = np.concatenate([inside, outside])
     low, high = np.quantile(both, [CLIPPED, 1 - CLIPPED], axis=0)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import holm
 from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read
 from axolotl_unlearn.metrics.verdict import criteria
 from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, Facts, Read, strongest, worst
-from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, says
+from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, p_value, says
 
 STATUSES = tuple(HEADLINES)
 #: What a model is that nobody asks to forget.
@@ -237,34 +238,35 @@ def told_by_attacks(
 
 
 def sentence(result: Attack | Mapping[str, Any]) -> str:
-    """What a result of an attack shows, in words: by the variant that brings back most above the
-    control.
+    """What a file of an attack shows, in the verdict's words: of variants the one that brings back
+    most above the control, of tests of members the one that tells most; p after Holm.
 
     Raises:
         UnlearnError: It is not whole.
     """
-    attack = read(Attack, result, "the attack")
-    if len(attack.rows) < 2:
-        return f"{attack.title}: nothing was asked, so nothing is shown."
-    row, gain, p, controlled = criteria.strongest_gain(attack)
-    figures = f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
-    than = " more than from a model that never saw them" if controlled else ""
-    if p >= criteria.ALPHA:
-        text = f"{attack.title} brings nothing back that can be told from chance"
-        text += f" (most with {row.variant}: {figures}{than}, p {p:.3f}"
+    file = read(Attack, result, "the attack")
+    many = len(file.tests) or len(file.rows) - 1
+    over = f" after Holm over {many} tests" if many > 1 else ""
+    if file.tests:
+        corrected = holm([one.p for one in file.tests.values()]).tolist()
+        each = zip(corrected, file.tests.items(), strict=True)
+        p, (name, one) = min(each, key=lambda x: (x[0], -abs(x[1][1].auc - 0.5)))
+        case = "told" if p < criteria.ALPHA else "untold"
+        text = says("attacks", case, {"name": name, "value": one.auc, "p": p}) + over
+        if file.missing:
+            text += f"; not measured: {', '.join(file.missing)}"
+            text += ", so this is no evidence of forgetting" if case == "untold" else ""
+    elif many < 1:
+        name = ", ".join(file.missing)
+        text = says("attacks", "unmade" if name else "unasked", {"name": name or file.title})
     else:
-        text = f"{attack.title} brings back {gain.value:.2f} of the forget texts{than}"
-        text += f" (with {row.variant}: {figures}, p {p:.2g}"
-    variants = len(attack.rows) - 1
-    text += f", corrected for {variants} variants)" if variants > 1 else ")"
-    if not controlled:
-        text += "; without a control model that never saw them, part of it may be guessing"
-    if criteria.wrecks(attack) and p >= criteria.ALPHA:
-        text += (
-            ". It shows nothing: the training itself did away with more than half of what was "
-            "recalled before; lower --lr"
-        )
-    return text + "."
+        row, gain, p, controlled = criteria.strongest_gain(file)
+        chance = p >= criteria.ALPHA
+        case = "wrecked" if chance and criteria.wrecks(file) else "back" if controlled else "gained"
+        name = f"{file.title} ({row.variant})"
+        text = says("attacks", case, gain.model_dump() | {"name": name})
+        text += f": {'not ' * chance}told from chance (p {p_value(p)}{over})"
+    return f"{text}."
 
 
 def _facts(

@@ -653,7 +653,8 @@ def attacks(facts: Facts) -> Iterator[Read]:
             if p is None:
                 yield read("missing", "unmade", name=name)
             else:
-                yield read("fail" if p < ADDED else "pass", "told", name=name, **figures)
+                told = ("fail", "told") if p < ADDED else ("pass", "untold")
+                yield read(*told, name=name, **figures)
     for file in facts.attacks:
         yield from _comes_back(file, facts.model)
         yield from _told_by(file)
@@ -688,7 +689,8 @@ def _told_by(file: Attack) -> Iterator[Read]:
     for name in file.missing:
         yield read("missing", "unmade", name=name)
     for name, one in file.tests.items():
-        gap, case, outcome = one.difference, "told", "fail" if one.p < ADDED else "pass"
+        gap, outcome = one.difference, "fail" if one.p < ADDED else "pass"
+        case = "told" if outcome == "fail" else "untold"
         within = gap is not None and -MARGIN < gap.low and gap.high < MARGIN
         if outcome == "pass" and file.attack == "inside" and not within:
             case, outcome = "inside", "open"
