@@ -188,10 +188,11 @@ class RoleStrategy(DatasetWrappingStrategy):
             yield encoded.input_ids, self.encoder.labels(encoded, labelled), record, number
         if too_long:
             needed, name = max(too_long)
+            what = "as whole chats" if self.data.chat_template else "with all that has labels"
             raise UnlearnError(
-                f"{self.source}: {len(too_long)} rows do not fit into {limit} tokens with all that "
-                f"has labels, the longest (row {name!r}) needs {needed}; set `sequence_len: "
-                f"{needed}` or more (and `unlearn.data.max_length`, if set).",
+                f"{self.source}: {len(too_long)} rows do not fit into {limit} tokens {what}, the "
+                f"longest (row {name!r}) needs {needed}; set `sequence_len: {needed}` or more (and "
+                "`unlearn.data.max_length`, if set).",
                 code="data.rows-too-long",
             )
         if cuts:
