@@ -538,6 +538,21 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
     assert {0, 16} < seen
 
 
+def test_the_vocabulary_is_that_of_the_embeddings():
+    """An MLP may have more rows: nine times the logits were counted. GPT-2 has names of its own."""
+    from axolotl_unlearn.checks.estimate import memory
+
+    args = parse_unlearn({"forget": {"objective": "npo"}})
+    layer = {f"layers.{n}.mlp.up_proj.weight": [9000, 64] for n in range(2)}
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight"):
+        found, narrow = (
+            memory({"load_in_4bit": True, "bf16": True}, args, 100, {name: [1000, 64]} | more)
+            for more in (layer, {})
+        )
+        assert found["logits"] == narrow["logits"] > 0
+        assert narrow["weights"] == 1000 * 64 * 4 and found["weights"] == 1000 * 64 * 4 + 9000 * 64
+
+
 def test_phases_are_told(tmp_path):
     entries = [
         {"path": f"someone/{side}", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES
