@@ -217,6 +217,21 @@ def test_what_mergekit_takes_is_no_fault(project):
     assert check(both | {"models": models}) == []
 
 
+def test_a_model_may_be_given_as_a_block(project):
+    """As mergekit writes it: it was a path of that name, and never the base."""
+    parents = [
+        {"model": {"model": {"path": path}, "lora": {"path": "./over"} if lora else None}}
+        for path, lora in (("./memorised", True), ("./under/merged", False), ("./memorised", False))
+    ]
+    common = {"weight": 1.0, "density": 0.8}
+    given = recipe(parameters=common) | {"models": parents}
+    assert check(given) == []
+    parents[2]["parameters"] = {"weight": 2.0}  # of the base, which mergekit does not read
+    assert [one.code for one in check(given)] == ["merging.unknown-parameter"]
+    parents[1]["model"]["model"]["path"] = "./nowhere"
+    assert "merging.no-model" in [one.code for one in check(given)]
+
+
 def test_an_adapter_that_is_merged_into_another_base_is_no_model(project):
     """`axolotl merge-lora` after the base was trained again in its place: what it wrote was ready
     to merge with that base, of which the adapter knew nothing."""
