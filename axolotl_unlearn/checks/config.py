@@ -148,9 +148,6 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         *((args.level and cfg.get(key),
            f"`{key}` may hand over another step than the one that `unlearn.level` chooses and "
            "records: remove it.") for key in _BEST),
-        (cfg.get("early_stopping_patience") and not _chooses(cfg),
-         "`early_stopping_patience` compares evaluations at checkpoints: give `test_datasets`, "
-         "`eval_steps`, and `save_steps` that are a multiple of them."),
         (not args.forget,
          "`unlearn.forget` is empty: nothing would be forgotten; add an objective."),
         (args.retain and args.pairing.retain_per_forget == 0,
@@ -336,7 +333,7 @@ def _metric_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
 
 
 def _chooses(cfg: dict) -> bool:
-    """Whether checkpoints are evaluated, so that one of them is the best."""
+    """Whether checkpoints are evaluated, so that one of them is the best: as Axolotl asks it."""
     save, look = (_every(cfg, what) for what in ("save", "eval"))
     return bool(cfg.get("test_datasets") and save and look and not save % look)
 
