@@ -432,6 +432,17 @@ def test_rows_are_shown_as_the_model_will_read_them(world, monkeypatch, side):
     )
 
 
+def test_rows_that_are_too_long_are_found_by_their_tokens(world, monkeypatch):
+    """Raw rows do not show it."""
+    monkeypatch.chdir(world)
+    Path("my.yml").write_text(yaml.safe_dump(config(sequence_len=4)))
+    plain, full = (
+        CliRunner().invoke(unlearn, ["check", "my.yml", *more]) for more in ([], ["--full"])
+    )
+    assert plain.exit_code == 0 and full.exit_code == 2, full.output
+    assert "rows do not fit into 4 tokens" in " ".join(full.output.split())
+
+
 def test_init_leaves_no_config_after_a_fault(world, monkeypatch):
     """With it the next try ended in "exists; name another file"."""
     monkeypatch.chdir(world)
