@@ -390,7 +390,7 @@ def test_an_adapter_whose_config_cannot_be_read(tmp_path, content):
     if content:
         (tmp_path / "adapter_config.json").write_text(content)
     given = plain() | LORA | {"base_model": "gpt2", "lora_model_dir": str(tmp_path)}
-    assert any("adapter_config.json that can be read" in fault for fault in config_faults(given))
+    assert any("adapter_config.json cannot be read" in fault for fault in config_faults(given))
     setting_notes(given)
 
 

@@ -112,6 +112,7 @@ CONFIGS = {
     ),
     "no model": (config(base_model=None), "name the model that is to forget"),
     "a model that is not there": (config(base_model="./nowhere"), "check the path"),
+    "a model that is not in a folder of ours": (config(base_model="asked/model"), "check the path"),
     "a model of the hub, offline": (config(base_model="some/model"), "or download it"),
     "a model without a tokenizer": (config(base_model="bare"), "copy the tokenizer files"),
     "a model without weights": (config(base_model="empty"), "`reinit_weights: true`"),
