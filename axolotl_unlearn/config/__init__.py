@@ -406,12 +406,6 @@ class LevelArgs(Strict):
     every: int | None = Field(
         None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
     )
-    rows: int = Field(
-        100,
-        gt=0,
-        description="rows of each kind and task that a look scores on either side, at most; with "
-        "per_document all",
-    )
     settle: float = Field(
         0.25, ge=0, lt=1, description="share of the steps before targets are moved"
     )
