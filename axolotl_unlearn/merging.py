@@ -47,24 +47,33 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
     Of a file of tensors in the place of a model (`mergekit-pytorch`) and of a name on the hub
     nothing is checked, of ``model+adapter`` the adapter's numbers and what it says of its base.
     """
+    from mergekit.config import MergeConfiguration
+
     given = recipe.get("models")
     if not given or not isinstance(given, list) or not recipe.get("base_model"):
         says = "a recipe needs `base_model` and `models`; others are not checked."
         return [_fault("other-recipe", says)]
-    if says := _unread(recipe):
+    try:
+        read = MergeConfiguration.model_validate(recipe)
+    except ValidationError as error:
+        one = error.errors()[0]
+        says = f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}"
         return [_fault("not-read", f"{says}; correct it.")]
-    faults, opened = [_fault(*one) for one in _unknown(recipe)], []
-    for source in (recipe["base_model"], *(one["model"] for one in given)):
+    except RuntimeError as error:
+        return [_fault("not-read", f"{error}; correct it.")]
+    named = [one.model for one in read.models]
+    faults, opened = [_fault(*one) for one in _unknown(recipe, read.base_model, named)], []
+    for model in (read.base_model, *named):
         try:
-            opened.append(_opened(str(source)))
+            opened.append(_opened(model.model.path, model.lora and model.lora.path))
         except UnlearnError as error:
             faults.append(error)
     if faults or opened[0] is None:
         return faults
     settings = [one for part in (recipe, *given) for one in (part.get("parameters") or {}).values()]
     each = [one for some in settings for one in (some if isinstance(some, list) else [some])]
-    named = {str(one.get("filter") or "*") for one in each if isinstance(one, Mapping)} - {"*"}
-    for name in sorted(named):
+    filters = {str(one.get("filter") or "*") for one in each if isinstance(one, Mapping)} - {"*"}
+    for name in sorted(filters):
         if not any(name in tensor for tensor in (*opened[0].tensors, HEAD)):
             says = f"`filter: {name}` is in the name of no weight of {opened[0].path}; correct it."
             faults.append(_fault("no-value", says))
@@ -80,21 +89,7 @@ def _fault(code: str, says: str) -> UnlearnError:
     return UnlearnError(says, code=f"merging.{code}")
 
 
-def _unread(recipe: Mapping[str, Any]) -> str:
-    """What mergekit itself refuses."""
-    from mergekit.config import MergeConfiguration
-
-    try:
-        MergeConfiguration.model_validate(recipe)
-    except ValidationError as error:
-        one = error.errors()[0]
-        return f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}"
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def _unknown(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator[tuple[str, str]]:
     """What mergekit takes without a word: code and sentence."""
     from mergekit import merge_methods
     from mergekit.config import InputModelDefinition, MergeConfiguration
@@ -108,21 +103,16 @@ def _unknown(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         method = merge_methods.get(str(name))
     except (KeyError, RuntimeError):
-        yield "unknown-method", f"`merge_method: {name}` is none of mergekit's; correct it."
-        return
+        return  # mergekit refuses it, and a parameter that its method needs, by name
     known = {parameter.name: parameter for parameter in method.spec.parameters}
     common, *own = ({**(one.get("parameters") or {})} for one in (recipe, *models))
     for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
         yield "unknown-parameter", f"`{key}` is no parameter of {name}; correct or remove it."
-    for one, its in zip(models, own, strict=True):
-        scopes = ("shared", "non_base")[: 1 + (one["model"] == recipe["base_model"])]
+    for one, its in zip(named, own, strict=True):
+        scopes = ("shared", "non_base")[: 1 + (one == base)]
         for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
-            says = f"{one['model']}: mergekit does not read `{key}` here; put it under `parameters`"
+            says = f"{one}: mergekit does not read `{key}` here; put it under `parameters`"
             yield "unknown-parameter", f"{says} of the recipe, or remove it."
-    for key in (key for key, one in known.items() if one.required and key not in common):
-        for one, its in zip(models, own, strict=True):
-            if key not in its and one["model"] != recipe["base_model"]:
-                yield "no-parameter", f"{one['model']} has no `{key}`; {name} needs it: write it."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:
@@ -152,10 +142,9 @@ def _scalars(setting: Any) -> list[Any]:
     return [x for one in parts for x in _scalars(one)] if parts else [setting]
 
 
-def _opened(source: str) -> Model | None:
+def _opened(path: str, adapter: str | None) -> Model | None:
     """The model of a recipe's entry; None for a file of tensors or a name on the hub. Raises
     `UnlearnError`: it is not there, is no model, or has an adapter of another one."""
-    path, _, adapter = source.partition("+")
     folder = Path(path)
     if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] not in ".~"):
         return None

@@ -205,7 +205,7 @@ def _checked(spec: ModelSpec) -> ModelSpec:
     if spec.served:
         return spec
     if not folder.exists():
-        if _looks_like_path(spec.model):
+        if "/" not in spec.model or is_path(spec.model):
             says = f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or"
             cure = "correct the path (relative paths start from the working folder)"
             raise UnlearnError(f"{says} {cure}.", code="models.missing")
@@ -231,20 +231,20 @@ def _base_of(adapter: Path, name: str) -> str:
     if not base:
         says = f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model"
         raise UnlearnError(f"{says}; write base+adapter.", code="models.adapter-without-base")
-    if _looks_like_path(base) and not Path(base).is_dir():
+    if ("/" not in base or is_path(base)) and not Path(base).is_dir():
         says = f"model {name!r}: the base {base} of the adapter {adapter} does not exist"
         cure = "make it again, or write base+adapter with the folder where it is now"
         raise UnlearnError(f"{says}; {cure}.", code="models.base-missing")
     return base
 
 
-def _looks_like_path(name: str) -> bool:
-    """A hub name is "name" or "owner/name"; anything else, or what starts like one here, a path."""
+def is_path(name: str) -> bool:
+    """What is no name on the hub: explicit, deeper than "owner/name", or in a folder of ours."""
     return (
         name.startswith((".", "/", "~"))
-        or name.count("/") != 1
-        or Path(name).parts[0] in ("out", "outputs", "models")
-        or Path(name).parent.is_dir()
+        or name.count("/") > 1
+        or (name.count("/") == 1 and os.path.isdir(os.path.dirname(name)))
+        or name.startswith(("out/", "outputs/", "models/", "examples/"))
     )
 
 

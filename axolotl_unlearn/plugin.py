@@ -101,10 +101,11 @@ class UnlearnPlugin(BasePlugin):
                 "which would fine-tune on the forget rows; remove the plugin or setting that asks "
                 "for it."
             )
-        if trainer.args.world_size != int(os.environ.get("WORLD_SIZE", 1)):
+        started = os.environ.get("WORLD_SIZE", "1")
+        if str(trainer.args.world_size) != started:
             raise UnlearnError(
-                f"{os.environ['WORLD_SIZE']} processes were started, but each would train alone: "
-                "set ACCELERATE_USE_CPU=true where there is no GPU."
+                f"{started} processes were started, but {trainer.args.world_size} train together: "
+                "start them by torchrun, with ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
         _check_groups(cfg, trainer.model)

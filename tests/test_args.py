@@ -15,10 +15,19 @@ ROOT = Path(__file__).parents[1]
 ALPACA, GA = {"type": "alpaca"}, {"forget": {"objective": "ga"}}
 
 
+@pytest.mark.parametrize("block", [GA, {"preset": "zjuklab-paper"}], ids=["bare", "preset"])
+def test_a_key_that_is_left_empty_is_not_given(block):
+    """As YAML reads `data:`; it was a fault without a preset."""
+    known = parse_unlearn(block)
+    for key in set(type(known).model_fields) - {*block, "forget", "retain"}:
+        assert parse_unlearn({**block, key: None}) == known
+
+
 @pytest.mark.parametrize(
     ("block", "says"),
     [
         ({"forgett": {"objective": "npo"}}, "`unlearn.forgett` is not a key.*'forget'"),
+        ({"preset": "zjuklab-paper", "forgett": None}, "`unlearn.forgett` is not a key.*'forget'"),
         ({"data": {"joinn": ""}}, "`unlearn.data.joinn` is not a key.*'join'"),
         ({"data": {"labels": {"question": "all"}}}, "labels.question"),
         ({"forget": {"objective": "npo", "betaa": 1}}, "no parameter 'betaa'.*'beta'"),

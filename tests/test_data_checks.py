@@ -390,7 +390,7 @@ def test_an_adapter_whose_config_cannot_be_read(tmp_path, content):
     if content:
         (tmp_path / "adapter_config.json").write_text(content)
     given = plain() | LORA | {"base_model": "gpt2", "lora_model_dir": str(tmp_path)}
-    assert any("adapter_config.json that can be read" in fault for fault in config_faults(given))
+    assert any("adapter_config.json cannot be read" in fault for fault in config_faults(given))
     setting_notes(given)
 
 
@@ -536,6 +536,21 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
             assert (fits[0] or not batch) and (not fits[1] or batch == 16)
             seen.add(batch)
     assert {0, 16} < seen
+
+
+def test_the_vocabulary_is_that_of_the_embeddings():
+    """An MLP may have more rows: nine times the logits were counted. GPT-2 has names of its own."""
+    from axolotl_unlearn.checks.estimate import memory
+
+    args = parse_unlearn({"forget": {"objective": "npo"}})
+    layer = {f"layers.{n}.mlp.up_proj.weight": [9000, 64] for n in range(2)}
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight"):
+        found, narrow = (
+            memory({"load_in_4bit": True, "bf16": True}, args, 100, {name: [1000, 64]} | more)
+            for more in (layer, {})
+        )
+        assert found["logits"] == narrow["logits"] > 0
+        assert narrow["weights"] == 1000 * 64 * 4 and found["weights"] == 1000 * 64 * 4 + 9000 * 64
 
 
 def test_phases_are_told(tmp_path):

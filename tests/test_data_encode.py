@@ -101,8 +101,11 @@ def test_chat_template():
     assert row == {"input_ids": whole, "labels": [X] * 8 + [99, EOS, X]}
     row, _ = encode_record(tokenizer, QUESTION, Options(chat_template=True, eos=False))
     assert row == {"input_ids": whole, "labels": [X] * 8 + [99, X, X]}
-    row, cut = encode_record(tokenizer, QUESTION, options, 5)
-    assert row["labels"] == [X, X, 99, EOS, X] and cut == 6
+    assert encode_record(tokenizer, QUESTION, options, 11)[0]["input_ids"] == whole
+    # The cut took the BOS and the header that the template had written: a chat nobody learned.
+    with pytest.raises(AnswerTooLong, match="the chat needs 11 tokens but at most 10") as error:
+        encode_record(tokenizer, QUESTION, options, 10)
+    assert error.value.needed == 11
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,24 @@ def test_each_setting_has_rows_of_its_own(world):
     assert len({*keys}) == len(keys)
 
 
+def test_each_key_of_an_entry_of_another_type_has_rows_of_its_own(world):
+    """Beside `memorise`: of another `field_messages` came the rows of the run before."""
+    from axolotl.utils.schemas.datasets import SFTDataset
+
+    def folder(**more) -> str:
+        beside = {"path": "rows.jsonl", "type": "chat_template"} | more
+        entries = [{"path": "retain.jsonl", "type": "axolotl_unlearn.data.memorise"}, beside]
+        return prepared_folder({"base_model": "model", "datasets": entries})
+
+    keys = [folder(), *(folder(**{key: "x"}) for key in SFTDataset.model_fields)]
+    assert len({*keys}) == len(keys)
+    for file, key in (("entry.jinja", "chat_template_jinja"), ("own_rows/plain.py", "type")):
+        named = {key: file.removesuffix(".py").replace("/", ".") if key == "type" else file}
+        before = folder(**named)
+        Path(file).write_text("2\n")
+        assert folder(**named) != before
+
+
 @pytest.mark.parametrize(
     "package", "axolotl-unlearn axolotl transformers tokenizers datasets jinja2".split()
 )

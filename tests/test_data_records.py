@@ -8,6 +8,7 @@ import pytest
 from fault_codes import fails
 
 from axolotl_unlearn.columns import task_number
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import (
     Fields,
@@ -17,8 +18,10 @@ from axolotl_unlearn.data.records import (
     kind_of,
     read_json_lines,
     read_records,
+    read_rows,
     records_from_rows,
 )
+from axolotl_unlearn.data.typed import sources
 
 ROWS = [
     {"id": '"ab-1"sc1', "input": "Once there", "output": "was a fox.", "task": "Task1"},
@@ -80,14 +83,25 @@ def test_the_kind_that_is_said_wins_over_the_id(tmp_path):
 
 
 def test_own_ids_of_one_document(tmp_path):
-    """`alice-q1` and `alice-q2` were a document each; a text in that field names nothing."""
+    """`alice-q1` and `alice-q2` were a document each, and so was each row of one whose text stands
+    there: intervals by document were too narrow."""
     path = tmp_path / "own.jsonl"
-    names = ["alice", 7, None, "A text of the document. " * 9]
-    rows = [{"id": f"alice-q{i}", "input": "a", "output": "b", "task": ""} for i in range(4)]
-    path.write_text(lines([{**r, "document": n} for r, n in zip(rows, names, strict=True)]))
-    found = [record.document for record in read_records(path)]
-    assert found == ["alice", "7", "alice-q2", "alice-q3"]
-    path.write_text(lines([{**row, "person": "alice"} for row in rows]))
+    text, other = "A text of the document. " * 9, {"title": "A", "year": 7.0}
+    names = ["alice", 7, None, "", float("nan"), [], text, text, text[:-9], other, other, "a\tb"]
+    rows = [{"id": f"alice-q{i}", "input": "a", "output": "b", "task": ""} for i in range(12)]
+    rows = [{**r, "document": n, "author": n} for r, n in zip(rows, names, strict=True)]
+    path.write_text(lines(rows))
+    records = read_records(path)
+    found = [record.document for record in records]
+    assert found[:6] == ["alice", "7", *(f"alice-q{i}" for i in range(2, 6))]
+    assert found[6] == found[7] and found[9] == found[10] and len({*found[6:]}) == 4
+    assert "A text" not in str(found) and "title" not in str(found)
+    assert [record.author for record in records[6:]] == found[6:]
+    typed = sources(read_rows(path), "own", DataArgs(rows={"type": "alpaca"}))
+    assert [row.document for row in typed[6:]] == found[6:]
+    for row in rows:
+        del row["document"]
+    path.write_text(lines([{**row, "person": "alice", "author": None} for row in rows]))
     assert {r.document for r in read_records(path, Fields(document="person"))} == {"alice"}
 
 

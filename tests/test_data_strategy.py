@@ -236,6 +236,8 @@ FAULTS = [
     # 13 tokens, all labelled, into 8: five would not be forgotten.
     *((role, DOCUMENT, {"sequence_len": 8}, "data.rows-too-long", "`sequence_len: 13`")
       for role in ("forget", "memorise")),
+    *((role, FORGET[0], {"sequence_len": 8, "unlearn": BLOCK | {"data": {"chat_template": True}}},
+       "data.rows-too-long", "as whole chats") for role in ("forget", "retain")),
     *((role, FORGET[0], {"unlearn": None}, "data.no-block", "") for role in ("forget", "retain")),
     ("forget", SINGLE, {"unlearn": BLOCK | {"data": {"eos": False}}}, "data.single-token", ""),
     # Settings of Axolotl that would drop rows.
@@ -253,7 +255,7 @@ def test_rows_that_would_not_be_forgotten_are_refused(
 ):
     cfg = config((write(tmp_path / "f.jsonl", [row]), role), **settings)
     with fails(code) as told:
-        strategy(cfg, role).wrap_dataset(None)
+        strategy(cfg, role, byte_tokenizer(chat=True)).wrap_dataset(None)
     assert "456789" not in str(told.value) and says in str(told.value)
 
 

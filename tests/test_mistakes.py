@@ -17,7 +17,9 @@ from requests_folder import write_lines
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.config import config_faults
 from axolotl_unlearn.checks.estimate import steps
+from axolotl_unlearn.checks.report import axolotl_faults
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.objectives import base
@@ -110,6 +112,7 @@ CONFIGS = {
     ),
     "no model": (config(base_model=None), "name the model that is to forget"),
     "a model that is not there": (config(base_model="./nowhere"), "check the path"),
+    "a model that is not in a folder of ours": (config(base_model="asked/model"), "check the path"),
     "a model of the hub, offline": (config(base_model="some/model"), "or download it"),
     "a model without a tokenizer": (config(base_model="bare"), "copy the tokenizer files"),
     "a model without weights": (config(base_model="empty"), "`reinit_weights: true`"),
@@ -156,15 +159,11 @@ CONFIGS = {
     "the greatest loss is the best": (
         config(**LOOKS | {"greater_is_better": None}), "set `greater_is_better: false`",
     ),
-    "an early stop without evaluations": (
-        config(early_stopping_patience=2, save_steps=2, eval_steps=2), "`test_datasets`",
-    ),
     "a layer beyond the model": (
         config(**LORA, peft_layers_to_transform=[0, 99]), "the model has layers 0 to 1",
     ),
     "no schedule": (config(lr_scheduler="cosin"), "did you mean 'cosine'"),
     "no pattern": (config(**LORA | {"lora_target_modules": "(q_proj"}), "(q_proj` is no pattern"),
-    "half a step": (config(max_steps=1.5), "`max_steps: 1.5` must be a whole number"),
     "tokens that nothing learns": (
         config(**LORA, tokens=["<new>"]), "`lora_modules_to_save: [embed_tokens, lm_head]`",
     ),
@@ -362,6 +361,28 @@ def test_what_goes_on_after_ctrl_c_is_said(monkeypatch, name):
     assert ("goes on: what is finished is kept." if kept else "begins again.") in done.output
 
 
+STOPS = {"early_stopping_patience": 2, "test_datasets": config()["datasets"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"max_steps": 1.5}, "`max_steps`"),
+        (STOPS | {"test_datasets": None}, "`early_stopping_patience`"),
+        (STOPS | {"save_steps": 3, "eval_steps": 2}, "`early_stopping_patience`"),
+        (STOPS | {"num_epochs": 2, "saves_per_epoch": 1, "evals_per_epoch": 5}, "`early_stopping_"),
+        (STOPS | {"save_steps": 4, "eval_steps": 2}, None),
+    ],
+)
+def test_what_axolotl_refuses_itself_is_left_to_it(world, monkeypatch, more, key):
+    """In a sentence that names the key, before the weights are loaded."""
+    monkeypatch.chdir(world)
+    cfg = config(**more)
+    assert config_faults(cfg) == []
+    said = axolotl_faults(cfg)
+    assert len(said) == bool(key) and all(key in one for one in said), said
+
+
 #: Answered within five seconds: no heavy library loads for them.
 QUICK = [
     "eval nowhere",
@@ -410,6 +431,17 @@ def test_rows_are_shown_as_the_model_will_read_them(world, monkeypatch, side):
     assert any(line.startswith("| ") and "question 1" in line for line in shown) == (
         side == "memorise"
     )
+
+
+def test_rows_that_are_too_long_are_found_by_their_tokens(world, monkeypatch):
+    """Raw rows do not show it."""
+    monkeypatch.chdir(world)
+    Path("my.yml").write_text(yaml.safe_dump(config(sequence_len=4)))
+    plain, full = (
+        CliRunner().invoke(unlearn, ["check", "my.yml", *more]) for more in ([], ["--full"])
+    )
+    assert plain.exit_code == 0 and full.exit_code == 2, full.output
+    assert "rows do not fit into 4 tokens" in " ".join(full.output.split())
 
 
 def test_init_leaves_no_config_after_a_fault(world, monkeypatch):

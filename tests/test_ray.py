@@ -76,16 +76,21 @@ def test_axolotl_trains_on_two_workers(stage, cluster):  # noqa: F811
     assert_equal(adapter(Path(cfg["output_dir"])), adapter(one))
 
 
-def test_processes_that_would_train_apart_are_an_error(monkeypatch):
-    """Without a GPU Accelerate takes each for one alone unless it is told to use the CPU."""
+@pytest.mark.parametrize(("told", "joined"), [("2", 1), (None, 2)])
+def test_processes_that_would_train_apart_are_an_error(monkeypatch, told, joined):
+    """Without a GPU Accelerate takes each for one alone unless it is told to use the CPU. Where
+    WORLD_SIZE was not set at all the sentence ended in a KeyError."""
     from axolotl.utils.dict import DictDefault
 
     from axolotl_unlearn.plugin import UnlearnPlugin
     from axolotl_unlearn.training.trainer import UnlearnTrainer
 
     trainer = object.__new__(UnlearnTrainer)
-    trainer.args = SimpleNamespace(world_size=1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer.args = SimpleNamespace(world_size=joined)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if told:
+        monkeypatch.setenv("WORLD_SIZE", told)
     cfg = DictDefault(unlearn={"forget": [{"objective": "npo"}]})
-    with pytest.raises(UnlearnError, match="2 processes were started, but each would train alone"):
+    says = f"{told or 1} processes were started, but {joined} train together"
+    with pytest.raises(UnlearnError, match=says):
         UnlearnPlugin().post_trainer_create(cfg, trainer)

@@ -129,12 +129,13 @@ def test_when_a_run_ends_and_which_state_is_kept(name):
         assert rule.best_step == kept and rule.history[step] == seen | shown
 
 
-def test_a_look_scores_some_rows_of_each_kind_and_task():
+def test_a_look_scores_some_rows_of_each_kind_and_task(monkeypatch):
     rows = Dataset.from_dict({"kind": [0] * 10 + [1] * 3, "task": [1] * 6 + [2] * 7})
-    args = LevelArgs(heldout="h", rows=3)
+    monkeypatch.setattr(level, "ROWS", 3)
+    args = LevelArgs(heldout="h")
     assert level._drawn(rows, range(13), args) == [0, 2, 4, 6, 8, 10, 11, 12]
     assert level._drawn(rows, [1, 2, 12], args) == [1, 2, 12]
-    args = LevelArgs(heldout="h", rows=3, per_document=True)  # none may be told by itself
+    args = LevelArgs(heldout="h", per_document=True)  # none may be told by itself
     assert level._drawn(rows, range(13), args) == list(range(13))
 
 

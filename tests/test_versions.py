@@ -49,7 +49,7 @@ def test_new_options_of_a_release_are_printed(tmp_path, capsys, monkeypatch):
     """Those that the installed Axolotl has and an older copy has not."""
     schema = tmp_path / "utils/schemas/config.py"
     schema.parent.mkdir(parents=True)
-    options = sorted(axolotl_options.known().keys() - {"seed"})
+    options = sorted(axolotl_options.known() - {"seed"})
     fields = "".join(f"    {name}: int | None = None\n" for name in options)
     schema.write_text(f"class AxolotlInputConfig(Base):\n{fields}")
     monkeypatch.setattr(sys, "argv", ["axolotl_options", str(tmp_path)])

@@ -29,6 +29,7 @@ from axolotl_unlearn.models import (
     ADAPTER_CONFIG,
     START,
     has_chat_template,
+    is_path,
     is_tokenizer,
     lacking,
     unreachable,
@@ -148,9 +149,6 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         *((args.level and cfg.get(key),
            f"`{key}` may hand over another step than the one that `unlearn.level` chooses and "
            "records: remove it.") for key in _BEST),
-        (cfg.get("early_stopping_patience") and not _chooses(cfg),
-         "`early_stopping_patience` compares evaluations at checkpoints: give `test_datasets`, "
-         "`eval_steps`, and `save_steps` that are a multiple of them."),
         (not args.forget,
          "`unlearn.forget` is empty: nothing would be forgotten; add an objective."),
         (args.retain and args.pairing.retain_per_forget == 0,
@@ -208,7 +206,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     )  # fmt: skip
     for one in references:
         faults += told(
-            *((path and _is_local(path) and not os.path.exists(path),
+            *((path and is_path(path) and not os.path.exists(path),
                f"`reference.{key}: {path}` does not exist; check the path.")
               for key, path in (("model", one.model), ("adapter", one.adapter))),
         )  # fmt: skip
@@ -336,7 +334,7 @@ def _metric_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
 
 
 def _chooses(cfg: dict) -> bool:
-    """Whether checkpoints are evaluated, so that one of them is the best."""
+    """Whether checkpoints are evaluated, so that one of them is the best: as Axolotl asks it."""
     save, look = (_every(cfg, what) for what in ("save", "eval"))
     return bool(cfg.get("test_datasets") and save and look and not save % look)
 
@@ -458,26 +456,19 @@ def known_of(cfg: dict) -> dict[str, Any]:
 def _model_faults(cfg: dict) -> list[str]:
     """A base model, or an adapter to start from, that is not there or is none."""
     faults = []
-    for key in ("base_model", "lora_model_dir"):
+    for key, file in (("base_model", "config.json"), ("lora_model_dir", ADAPTER_CONFIG)):
         path = cfg.get(key)
-        # The hub has models without an owner (`gpt2`), but no such adapters.
-        if not isinstance(path, str) or (
-            not os.path.exists(path)
-            and not _is_local(path)
-            and (key == "base_model" or "/" in path)
-        ):
+        if not isinstance(path, str):
             continue
         if not os.path.exists(path):
-            cure = "train it first, or check the path, relative to where you are"
-            faults.append(f"`{key}: {path}` does not exist; {cure}.")
-        elif key == "lora_model_dir" and _said_in(path, ADAPTER_CONFIG) is None:
-            faults.append(
-                f"`{key}: {path}` has no {ADAPTER_CONFIG} that can be read; name the folder of an "
-                "adapter, or save it again."
-            )
-        elif key == "base_model" and os.path.isfile(file := os.path.join(path, "config.json")):
-            if _said_in(path, "config.json") is None:
-                faults.append(f"{file} cannot be read; copy or make it again.")
+            # The hub has models without an owner (`gpt2`), but no such adapters.
+            if is_path(path) or (file == ADAPTER_CONFIG and "/" not in path):
+                cure = "train it first, or check the path, relative to where you are"
+                faults.append(f"`{key}: {path}` does not exist; {cure}.")
+        elif _said_in(path, file) is None:
+            own = os.path.join(path, file)
+            if file == ADAPTER_CONFIG or os.path.isfile(own):
+                faults.append(f"`{key}`: {own} cannot be read; copy or make it again.")
     return faults
 
 
@@ -499,15 +490,10 @@ def untrainable(cfg: dict) -> str | None:
         elif not code and not cfg.get("tokenizer_config"):
             if not any(is_tokenizer(file.name) for file in folder.iterdir()):
                 what = "has no tokenizer; copy the tokenizer files there, or set `tokenizer_config`"
-    elif not _is_local(name):  # a path is told elsewhere
+    elif not is_path(name):  # a path is told elsewhere
         what = unreachable(name)
         what = what if what and "HF_HUB_OFFLINE" in what else None
     return f"`base_model: {short(name)[1:-1]}` {what}." if what else None
-
-
-def _is_local(path: str) -> bool:
-    """A path rather than a hub name: explicit, or in a folder that is there or that we make."""
-    return path.startswith((".", "/", "~", "out/", "examples/")) or path.count("/") > 1
 
 
 def prepare(cfg: dict) -> None:
@@ -520,7 +506,7 @@ def prepare(cfg: dict) -> None:
         _cpu_settings(cfg)  # a worker of Ray: its driver, which may lack a GPU, has done the rest
         return
     wrong, name = config_faults(cfg), str(cfg.get("base_model"))
-    if cfg.get("base_model") and not os.path.exists(name) and not _is_local(name):
+    if cfg.get("base_model") and not os.path.exists(name) and not is_path(name):
         wrong += [said for said in [untrainable(cfg)] if said]  # else a traceback of transformers
     if wrong:
         raise UnlearnError(" ".join(wrong), code="checks.config")

@@ -32,6 +32,7 @@ from axolotl_unlearn.models import cached_on_hub, is_tokenizer
 from axolotl_unlearn.objectives import OBJECTIVES
 
 _LAYER = re.compile(r"\.\d+\.")
+_END = re.compile("embed|lm_head|wte")
 #: Memory of usual GPUs.
 GPUS = ("24 GB", "40 GB", "80 GB")
 #: Characters of a row that are shown.
@@ -127,9 +128,11 @@ def memory(
     numbers = sum(map(math.prod, shapes.values()))
     four_bit, eight_bit = cfg.get("load_in_4bit"), cfg.get("load_in_8bit")
     half = cfg.get("bf16") not in (None, False)
-    # The matrix with the most rows, embeddings or head, stays whole in a quantised model.
-    vocabulary, hidden = max(shape for shape in shapes.values() if len(shape) == 2)
-    whole = sum(math.prod(s) for n, s in shapes.items() if "embed" in n or "lm_head" in n)
+    # Embeddings and head stay whole in a quantised model; those of tokens have the most rows.
+    ends = [shape for name, shape in shapes.items() if _END.search(name)]
+    flat = [shape for shape in ends or shapes.values() if len(shape) == 2]
+    vocabulary, hidden = max(flat)
+    whole = sum(map(math.prod, ends))
     each = 2 if half else 4
     weights = whole * each + (numbers - whole) * (0.5 if four_bit else 1 if eight_bit else each)
     lora, trained = bool(cfg.get("adapter")), numbers
@@ -218,7 +221,7 @@ def shapes_of(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def _has_lora(cfg: Mapping[str, Any], name: str, shape: list[int]) -> bool:
-    if len(shape) != 2 or "embed" in name or "lm_head" in name:
+    if len(shape) != 2 or _END.search(name):
         return False
     wanted = cfg.get("lora_target_modules")
     wanted = [wanted] if isinstance(wanted, str) else wanted

@@ -406,12 +406,6 @@ class LevelArgs(Strict):
     every: int | None = Field(
         None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
     )
-    rows: int = Field(
-        100,
-        gt=0,
-        description="rows of each kind and task that a look scores on either side, at most; with "
-        "per_document all",
-    )
     settle: float = Field(
         0.25, ge=0, lt=1, description="share of the steps before targets are moved"
     )
@@ -495,14 +489,15 @@ class UnlearnArgs(Sides):
     def _expand_preset(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given = {k: v for k, v in values.items() if v is not None}
+        from axolotl_unlearn.config import presets
+
+        # A key that is left empty is not given; an unknown one is a fault.
+        given = {k: v for k, v in values.items() if v is not None or k not in cls.model_fields}
         for one in _as_extensions(given.get("extensions") or []):  # they may bring objectives
             if isinstance(one, dict) and isinstance(one.get("extension"), str):
                 find_extension(one["extension"])
         preset, taken = {}, []
         if given.get("preset"):
-            from axolotl_unlearn.config import presets
-
             preset, taken = presets.load_preset(given["preset"], given)
         for key, needed in FILLED.items():
             if key in given and key not in taken:
@@ -511,7 +506,7 @@ class UnlearnArgs(Sides):
                 )
             if needed and key in taken and key not in given:
                 raise ValueError(f"preset {given['preset']} needs `{key}`; add it to the block")
-        return presets.merged(preset, given) if preset else values
+        return presets.merged(preset, given)
 
     @model_validator(mode="after")
     def _join_phases(self) -> UnlearnArgs:

@@ -71,7 +71,7 @@ class Checked:
 
 
 def role_of(entry: Any) -> str | None:
-    """forget, retain or memorise; None for a foreign type."""
+    """One of `TYPES`; None for a foreign type."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     name = kind.removeprefix(PREFIX) if isinstance(kind, str) and kind.startswith(PREFIX) else ""
     return name if name in TYPES else None

@@ -9,6 +9,7 @@ from typing import Any
 from axolotl_unlearn.config import FieldArgs
 from axolotl_unlearn.data.records import (
     document_name,
+    document_of,
     nearest,
     own_id,
     read_rows,
@@ -94,7 +95,7 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         known = text_of(row, "id", FieldArgs(), where, True) if "id" in row else f"row{number}"
         own_id(places, known, str(path), place)
         prompt = row.get("prompt") if isinstance(row.get("prompt"), str) else ""
-        author = document_name(row.get("author"))
+        author = document_of(row.get("author"))
         documents.append((known, Answer(text, prompt, author) if prompt or author else text))
     return documents
 

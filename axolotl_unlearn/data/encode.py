@@ -3,12 +3,13 @@
     prompt      tokenizer(input)                     with the BOS the tokenizer adds by itself
     completion  tokenizer(join + output) [+ EOS]     without special tokens
 
-With `chat_template` tokens and labels are those of Axolotl's own strategy of that name.
+With `chat_template` tokens and labels are those of Axolotl's own strategy of that name. Nothing of
+a chat is cut: its beginning is the template's, and fine-tuning drops a chat that does not fit.
 
-A prompt that is too long loses tokens on its left (after the BOS), so that prompt, completion and
-EOS fit; ZJUKLAB cuts the same side (arXiv 2503.21088, released code). A completion that does not
-fit by itself is an error: cutting it would forget less than the config says. So is a cut of a row
-that is labelled whole (`axolotl_unlearn.data.strategy`).
+Any other prompt that is too long loses tokens on its left (after the BOS), so that prompt,
+completion and EOS fit; ZJUKLAB cuts the same side (arXiv 2503.21088, released code). A completion
+that does not fit by itself is an error: cutting it would forget less than the config says. So is a
+cut of a row that is labelled whole (`axolotl_unlearn.data.strategy`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _AT_ONCE = 1000
 
 
 class AnswerTooLong(UnlearnError):
-    """The completion alone exceeds the maximum length; ``needed`` tokens would hold it."""
+    """What is never cut exceeds the maximum length; ``needed`` tokens would hold it."""
 
     def __init__(self, message: str, needed: int) -> None:
         super().__init__(message)
@@ -119,21 +120,22 @@ class Encoder:
         """What `tokens` has found, with BOS, in ``max_length`` tokens.
 
         Raises:
-            AnswerTooLong: BOS and completion exceed it.
+            AnswerTooLong: BOS and completion exceed it, or a chat does.
         """
         # A chat template writes its own special tokens.
-        bos = [] if self.options.chat_template else self.bos
-        prompt, completion = whole.prompt, whole.completion
-        room = self.max_length - len(bos) - len(completion)
-        if room < 0:
-            needed = self.max_length - room
+        chat = self.options.chat_template
+        bos = [] if chat else self.bos
+        length = len(bos) + len(whole.input_ids)
+        needed = length if chat else len(bos) + len(whole.completion)
+        if needed > self.max_length:
             raise AnswerTooLong(
-                f"row {record.id!r}: the answer needs {needed} tokens but at most "
-                f"{self.max_length} fit; raise `sequence_len` (or `unlearn.data.max_length`).",
+                f"row {record.id!r}: the {'chat' if chat else 'answer'} needs {needed} tokens but "
+                f"at most {self.max_length} fit; raise `sequence_len` (or "
+                "`unlearn.data.max_length`).",
                 needed,
             )
-        truncated = max(0, len(prompt) - room)
-        return Encoded(bos + prompt[truncated:], completion, whole.answer, truncated)
+        cut = max(0, length - self.max_length)
+        return Encoded(bos + whole.prompt[cut:], whole.completion, whole.answer, cut)
 
     def labelled(self, kind: Kind) -> Literal["document", "answer"]:
         """What of a row of this kind has labels; never the headers of a chat template."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+from axolotl_unlearn.data.checks import KEYS
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.suppression import KEY
 
@@ -132,25 +132,24 @@ def inputs(cfg: dict[str, Any]) -> tuple[list[str], list[Path]]:
     settings = [f"{package} {importlib.metadata.version(package)}" for package in packages]
     ours = Path(__file__).parent
     files = [*sorted(ours.glob("*.py")), ours.parent / "columns.py", ours.parent / "normal_form.py"]
-    data = parse_unlearn(cfg["unlearn"]).data if cfg.get("unlearn") else None
-    for key in KEYS:
-        for entry in cfg.get(key) or []:
-            known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
-            settings.append(f"{key} {sorted(known.items())}")
-            files += _data_files(entry)
-    settings += [f"{key} {cfg.get(key)!r}" for key in SETTINGS]
+    entries = [entry for key in KEYS for entry in cfg.get(key) or []]
+    # Whole entries: in a run that only memorises, other types may stand beside ours.
+    settings.append(json.dumps([cfg.get(key) for key in (*KEYS, *SETTINGS)], default=str))
+    files += [file for entry in entries for file in _data_files(entry)]
     for key in ("base_model", "base_model_config", "tokenizer_config"):
         files += _tokenizer_files(str(cfg.get(key) or "nowhere"), cfg.get("revision_of_model"))
     named = [cfg.get("chat_template_jinja")]
-    if data:
+    if cfg.get("unlearn"):
+        data = parse_unlearn(cfg["unlearn"]).data
         settings.append(data.model_dump_json())
-        named += [*strings(data.rows), data.suppression]
+        entries += data.rows
         if data.suppression:
-            named.append(str(Path(data.suppression).with_name(KEY)))
-        for row in data.rows:
-            files += source_files(row["type"]) if isinstance(row.get("type"), str) else []
+            named += [data.suppression, str(Path(data.suppression).with_name(KEY))]
+    for entry in entries:
+        named += strings(entry)
+        files += source_files(entry["type"]) if isinstance(entry.get("type"), str) else []
     files += [Path(name) for name in named if name and len(name) < 4096 and os.path.isfile(name)]
-    return settings, files
+    return settings, [*dict.fromkeys(files)]
 
 
 def _tokenizer_files(name: str, revision: str | None) -> list[Path]:

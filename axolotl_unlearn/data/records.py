@@ -6,6 +6,7 @@ hold the text of a row, because forget texts are sensitive.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from axolotl_unlearn.normal_form import normal_form
 #: File name endings that can be read.
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
-#: A longer field ``document`` of a row is a text and no name.
+#: A longer field ``document`` of a row is a text and no name: names appear in reports.
 MAX_NAME = 100
 
 #: Fields that hold (a part of) the prompt in other formats, and the type that reads them.
@@ -174,8 +175,8 @@ def records_from_rows(
             output=output,
             task=task,
             kind=row.get("kind") or kind_of(record_id) or kind,
-            source=document_name(row.get(fields.document)),
-            author=document_name(row.get("author")),
+            source=document_of(row.get(fields.document)),
+            author=document_of(row.get("author")),
         )
 
 
@@ -246,11 +247,20 @@ def guessed(path: str | os.PathLike[str], chat: bool) -> tuple[dict[str, Any], s
 
 
 def document_name(value: Any) -> str:
-    """The name of a document; nothing where its text stands there: names appear in reports."""
+    """A field that is a name; nothing where a text stands there."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return ""
     name = str(value).strip()
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
+
+
+def document_of(value: Any) -> str:
+    """The name of a document, or of a text that stands in its place a hash: rows of one document
+    stay together. Nothing where the field is empty."""
+    name = document_name(value)
+    if name or value != value or value in (None, [], {}) or not str(value).strip():  # NaN, too
+        return name
+    return f"text {hashlib.sha256(str(value).encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def both_sides(

@@ -26,6 +26,7 @@ from axolotl_unlearn.data.records import (
     Record,
     Rows,
     document_name,
+    document_of,
     own_id,
     read_rows,
     require_named,
@@ -137,8 +138,8 @@ def sources(rows: Rows, origin: str, data: DataArgs) -> list[Source]:
 def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     wrapped = isinstance(row.get("row"), Mapping) and set(row) <= ENVELOPE
     content = row["row"] if wrapped else row
-    names = {name: name if wrapped else getattr(data.fields, name) for name in ("id", "document")}
-    said = {name: document_name(row.get(field)) for name, field in names.items()}
+    names = ("id", "document") if wrapped else (data.fields.id, data.fields.document)
+    name, document = document_name(row.get(names[0])), document_of(row.get(names[1]))
     entry = row.get("dataset", 0) if wrapped else 0
     if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
         raise UnlearnError(
@@ -150,7 +151,7 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     if kind not in KINDS:
         raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.", code="data.kind")
     task = str(row.get("task") or "") if wrapped else ""
-    return Source(said["id"] or row_id(content), content, entry, said["document"], kind, task)
+    return Source(name or row_id(content), content, entry, document, kind, task)
 
 
 def read_sources(path: Path | str, data: DataArgs) -> list[Source]:

@@ -56,6 +56,8 @@ LOG = logging.getLogger(__name__)
 
 #: Retained rows that are scored at a watch, and the most steps between two watches.
 RETAIN_ROWS, EVERY = 100, 30
+#: Rows of each kind and task that a watch scores on either side, at most.
+ROWS = 100
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
 #: Rows in a forward that takes their hidden states.
@@ -97,13 +99,13 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
 
 
 def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
-    """Of these rows at most `unlearn.level.rows` of each kind and task, evenly; with
-    ``per_document`` all, for each has to be looked at."""
+    """Of these rows at most `ROWS` of each kind and task, evenly; with ``per_document`` all, for
+    each has to be looked at."""
     groups = defaultdict(list)
     kinds, tasks = rows["kind"][:], rows["task"][:]
     for row in map(int, chosen):
         groups[kinds[row], tasks[row]].append(row)
-    most = len(rows) if args.per_document else args.rows
+    most = len(rows) if args.per_document else ROWS
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
 
 
