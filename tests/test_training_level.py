@@ -90,6 +90,11 @@ RULES = {
     "that is not good enough to end with": ({"stale": 2, "margin": 0.03}, [  # .08 off
         ({"loss": auc}, loss, {}, (n < 3, False)) for n, (auc, loss) in enumerate(DRIFT)
     ]),
+    # What chance gives is no reason to go on: within both margins here, too.
+    "nothing better comes of few documents": ({"stale": 2}, [
+        ({"loss": auc}, 0.2, {"error": 0.12}, (n < 2, n == 3))
+        for n, auc in enumerate((0.8, 0.7, 0.72, 0.71))
+    ]),
     "the best state is the start, which knows everything": ({"stale": 2}, [
         ({"loss": 1.0}, 0.2, {}, (True, False)), *[({"loss": 0.5}, 0.5, {}, (False, False))] * 4,
     ]),
@@ -185,7 +190,7 @@ def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
         for step, auc, loss in seen:
             rule.see(step, {"loss": auc}, loss)
             if not step:
-                rule.best = (float("inf"),) * 3
+                rule.forget_the_best()
         return rule
 
     alone = run(Stopping())
@@ -266,6 +271,27 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(matched, kind):
     assert all(attacks < set(seen) for seen in report["watched"])
     assert report["kept_step"] in (2, 4, 6)
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
+
+
+def test_a_run_that_ends_before_its_first_look_says_which_step_it_hands_over(tmp_path, caplog):
+    """It named step 0, which is the state from before."""
+    row = {"kind": 0, "task": 0, "input_ids": [3, 4, 5], "labels": [-100, 4, 5]}
+    rows = ScoredRows([row], SimpleNamespace(decode=lambda ids, **_: "word"))
+    rows.teacher = [torch.full((2,), -2.0)]
+    callback = LevelCallback(ARGS, Level(), rows, rows, rows, out=tmp_path)
+    model, state = tiny_llama(), SimpleNamespace(global_step=3, is_world_process_zero=True)
+    callback.on_train_begin(None, state, None, model=model)
+    callback.on_train_end(None, state, None, model=model)
+    assert json.loads((tmp_path / "level.json").read_text())["kept_step"] == 3
+    assert "before its first look" in caplog.text
+
+
+@pytest.mark.parametrize("rows, scored", [(1, 1), (100, 100), (101, 100), (199, 100), (250, 100)])
+def test_a_look_scores_a_hundred_retained_rows(rows, scored):
+    """Of 199 it scored all."""
+    some = level.some_of(np.arange(rows))
+    assert len({*some.tolist()}) == len(some) == scored and (np.diff(some) > 0).all()
+    assert some[0] == 0 and some[-1] > rows * 0.98 - 1
 
 
 def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(life, matched):

@@ -54,7 +54,7 @@ from axolotl_unlearn.training.stopping import (
 
 LOG = logging.getLogger(__name__)
 
-#: Retained rows that are scored at a watch, and the most steps between two watches.
+#: Retained rows that are scored at a watch, at most, and the most steps between two watches.
 RETAIN_ROWS, EVERY = 100, 30
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
@@ -105,6 +105,12 @@ def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
         groups[kinds[row], tasks[row]].append(row)
     most = len(rows) if args.per_document else args.rows
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
+
+
+def some_of(rows: np.ndarray) -> np.ndarray:
+    """At most `RETAIN_ROWS` of them, evenly."""
+    count = min(len(rows), RETAIN_ROWS)
+    return rows[np.arange(count) * len(rows) // max(1, count)]
 
 
 class ScoredRows:
@@ -323,7 +329,7 @@ class LevelCallback(Extension):
         words = [e for e in entries if e.side == "retain" and not e.objective.reference]
         trained = _meant_by(words, rows)
         retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
-        kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
+        kept = [rows[int(i)] for i in some_of(retain)]
         return cls(
             args,
             Level(),
@@ -497,7 +503,7 @@ class LevelCallback(Extension):
             return
         with evaluating(model):
             self.watch(model, 0, correct=False)
-        self.stopping.best = (float("inf"),) * 3  # the start is what is to go
+        self.stopping.forget_the_best()  # the start is what is to go
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
@@ -526,8 +532,9 @@ class LevelCallback(Extension):
     @torch.no_grad()
     def on_train_end(self, args, state, control, model=None, **_):
         rule = self.stopping
-        if self.kept and rule.best_step != state.global_step:
-            LOG.info("the state of step %s is the best one and is kept.", rule.best_step)
+        handed = state.global_step if rule.best_step is None else rule.best_step
+        if self.kept and handed != state.global_step:
+            LOG.info("the state of step %s is the best one and is kept.", handed)
         for name, p in model.named_parameters():  # the first process's best, whatever one's own is
             if name in self.kept:
                 p.copy_(self.kept[name])
@@ -535,6 +542,6 @@ class LevelCallback(Extension):
             LOG.warning(fault)
         if self.out is not None and state.is_world_process_zero:
             to_keep = {"loss": rule.start, "said": rule.said_at_start}
-            report = {"kept_step": rule.best_step, "retained": to_keep, "watched": rule.history}
+            report = {"kept_step": handed, "retained": to_keep, "watched": rule.history}
             write_json(self.out / "level.json", report)
         return control
