@@ -134,12 +134,13 @@ def test_when_a_run_ends_and_which_state_is_kept(name):
         assert rule.best_step == kept and rule.history[step] == seen | shown
 
 
-def test_a_look_scores_some_rows_of_each_kind_and_task():
+def test_a_look_scores_some_rows_of_each_kind_and_task(monkeypatch):
+    monkeypatch.setattr(level, "ROWS", 3)
     rows = Dataset.from_dict({"kind": [0] * 10 + [1] * 3, "task": [1] * 6 + [2] * 7})
-    args = LevelArgs(heldout="h", rows=3)
+    args = LevelArgs(heldout="h")
     assert level._drawn(rows, range(13), args) == [0, 2, 4, 6, 8, 10, 11, 12]
     assert level._drawn(rows, [1, 2, 12], args) == [1, 2, 12]
-    args = LevelArgs(heldout="h", rows=3, per_document=True)  # none may be told by itself
+    args = LevelArgs(heldout="h", per_document=True)  # none may be told by itself
     assert level._drawn(rows, range(13), args) == list(range(13))
 
 
@@ -248,7 +249,7 @@ def train(life: Path, config: dict) -> Path:
     return run(life / f"{Path(config['output_dir']).name}.yml", config)
 
 
-OFTEN = {"every": 2, "settle": 0.0, "patience": 9}
+OFTEN = {"every": 2}
 TRAINED = {"all": {}, "lora": {"adapter": "lora", "lora_r": 4, "lora_alpha": 4,
                                "lora_target_linear": True}}  # fmt: skip
 
@@ -327,8 +328,9 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
 
 
 def test_matching_draws_from_the_first_look_after_the_settling(life):
-    """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
-    of the run without the entries; one that looks at every second step does not, with either."""
+    """Nothing is drawn before that look, so a run that looks at its end alone ends at the very
+    weights of the run without the entries; one that looks at every second step does not, with
+    either."""
 
     def weights(name, *objectives, **level):
         config = example(life, name, **OFTEN | level)
@@ -342,11 +344,10 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
     def same(one, other):
         return all(torch.equal(one[name], other[name]) for name in one)
 
-    both, late = ("feature_matching", "hidden_matching"), {"settle": 0.99, "patience": 99}
+    both, late = ("feature_matching", "hidden_matching"), {"every": 9}
     assert same(weights("plain", **late), weights("late", *both, **late))
-    early = {"settle": 0.0, "patience": 99}
-    corrected = weights("corrected", **early)
-    assert not any(same(corrected, weights(f"drawn-{one}", one, **early)) for one in both)
+    corrected = weights("corrected")
+    assert not any(same(corrected, weights(f"drawn-{one}", one)) for one in both)
 
 
 @pytest.mark.parametrize("kind", TRAINED)

@@ -56,6 +56,10 @@ LOG = logging.getLogger(__name__)
 
 #: Retained rows that are scored at a watch, at most, and the most steps between two watches.
 RETAIN_ROWS, EVERY = 100, 30
+#: Rows of each kind and task that a look scores on either side, at most.
+ROWS = 100
+#: Share of the steps before targets are moved and the run may end.
+SETTLE = 0.25
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
 #: Rows in a forward that takes their hidden states.
@@ -97,13 +101,13 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
 
 
 def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
-    """Of these rows at most `unlearn.level.rows` of each kind and task, evenly; with
+    """Of these rows at most `ROWS` of each kind and task, evenly; with
     ``per_document`` all, for each has to be looked at."""
     groups = defaultdict(list)
     kinds, tasks = rows["kind"][:], rows["task"][:]
     for row in map(int, chosen):
         groups[kinds[row], tasks[row]].append(row)
-    most = len(rows) if args.per_document else args.rows
+    most = len(rows) if args.per_document else ROWS
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
 
 
@@ -363,9 +367,7 @@ class LevelCallback(Extension):
             self.rest = [one and entropy_without(*one).cpu() for one in told]
         held = [pair for pair in by_teacher if pair[0].side == "retain"]
         kept = _kept(self.retain.rows, held, device)
-        self.stopping = Stopping(
-            tolerance=args.retain, patience=args.patience, said=args.said, **kept
-        )
+        self.stopping = Stopping(tolerance=args.retain, said=args.said, **kept)
         if resumed:
             self.load(resumed)
 
@@ -511,7 +513,7 @@ class LevelCallback(Extension):
         every = self.args.every or max(1, min(EVERY, state.max_steps // 5))
         if step % every and not last:
             return control
-        settled = step > self.args.settle * state.max_steps
+        settled = step > SETTLE * state.max_steps
         with evaluating(model):
             loss_is_due = control.should_log
             mine = self.watch(model, step, correct=settled and not last)
