@@ -474,11 +474,6 @@ class UnlearnArgs(Sides):
         None, description="held-out rows: what `match` aims at, and when the run ends"
     )
     chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
-    padding_free: bool = Field(
-        True,
-        description="lay rows end to end instead of padding them, where the model is found to "
-        "keep them apart and it saves computation",
-    )
 
     @model_validator(mode="before")
     @classmethod

@@ -31,7 +31,6 @@ from axolotl_unlearn.device import accelerator, exact_dtype, may_be_pinned
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
-from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.step import StepLoss, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
@@ -115,8 +114,6 @@ class UnlearnTrainer(AxolotlTrainer):
             if asked and self.args.world_size > 1:
                 many = self.args.world_size
                 LOG.warning("%s: the update on %d processes is not that of one.", what, many)
-        if not args.padding_free:
-            refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in args.entries()]
         if all(OBJECTIVES[entry.objective].sees == "hidden" for entry in entries):
             freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
@@ -260,8 +257,6 @@ class UnlearnTrainer(AxolotlTrainer):
         by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
         with self.accelerator.autocast(), reference.opened(self.model) as model:
             require_same_sizes(model, self.model, by_logits, by_states)
-            if not self.unlearn_args.padding_free:
-                refuse_packing(model)
             for entries in filter(None, asking):
                 batches, total = self._all_rows(sets, wrapped is not None)
                 precompute(
