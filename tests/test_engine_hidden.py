@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.head import learn_after_head
-from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.step import step_loss
@@ -33,7 +32,7 @@ def model_and_batch(**config):
 
 
 def reference_for(model, mode="auto"):
-    return make_reference(mode, model, starting_adapter=False, plan=ChunkPlan())
+    return make_reference(mode, model, starting_adapter=False)
 
 
 def expected_rmu(model, batch):

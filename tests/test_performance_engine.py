@@ -29,7 +29,7 @@ from axolotl_unlearn.reference.start import make_reference
 
 
 def loss_and_gradients(model, batch, entries=None):
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     total = step_loss(model, batch, entries or entries_for(*CONFIGS), reference=reference).total
     trained = [p for p in model.parameters() if p.requires_grad]
     return total, torch.autograd.grad(total, trained, retain_graph=True)
@@ -164,7 +164,8 @@ def test_models_that_change_their_logits(name, full, padding_free):
     assert after_head(base) is not None
     start = copy.deepcopy(base)
     model = base if full else with_lora(base).double()
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan(positions=4))
+    reference = make_reference("auto", model, starting_adapter=False)
+    reference.plan = ChunkPlan(positions=4)
     if full:
         moved(model, 1)
     batch = random_batch(seed=3)
@@ -197,7 +198,7 @@ def test_the_language_model_of_one_that_also_sees(objective):
         model,
         batch,
         entries_for(("retain", {"objective": objective, **layer})),
-        reference=make_reference("auto", model, starting_adapter=False, plan=ChunkPlan()),
+        reference=make_reference("auto", model, starting_adapter=False),
     ).total
     if layer:
         want = plain.representation(model, start, batch, [3, 4], 1, lambda h: h)
@@ -280,7 +281,7 @@ def test_nothing_of_vocabulary_size_stays_for_the_backward_pass():
     """LoRA, V = 5000: no tensor saved between forward and backward has V columns."""
     model = with_lora(tiny_llama(seed=1, vocabulary=5000))
     batch = random_batch(seed=3, vocabulary=5000)
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     saved = []
 
     def pack(tensor):

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from axolotl_unlearn.engine import packing
-from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.packing import block_lengths, can_pack
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -23,7 +22,7 @@ from axolotl_unlearn.reference.start import make_reference
 
 def loss_and_gradients(model, batch):
     """Of the paper's objectives, with a reference that has seen nothing yet."""
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     loss = step_loss(model, batch, entries_for(*CONFIGS), reference=reference).total
     return loss, torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
 

@@ -48,8 +48,10 @@ class Reference:
     #: Whether the reference is the model without its adapter.
     without_adapter = False
 
-    def __init__(self, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False) -> None:
-        self.plan = plan
+    #: How its logits are cut.
+    plan: ChunkPlan = DEFAULT_PLAN
+
+    def __init__(self, remember_hidden: bool = False) -> None:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed

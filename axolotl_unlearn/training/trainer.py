@@ -120,6 +120,8 @@ class UnlearnTrainer(AxolotlTrainer):
             freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
         check_trained(self.model)
         self.references = {source: self._make_reference(source) for source in args.references()}
+        for reference in self.references.values():
+            reference.plan = self.chunk_plan
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -171,7 +173,6 @@ class UnlearnTrainer(AxolotlTrainer):
             return Teacher(
                 source.model or cfg.base_model,
                 source.adapter,
-                self.chunk_plan,
                 self.args.device,
                 trust_remote_code=bool(cfg.trust_remote_code),
                 **own,
@@ -183,7 +184,6 @@ class UnlearnTrainer(AxolotlTrainer):
             source.mode,
             self.model,
             starting_adapter=bool(self.axolotl_cfg.lora_model_dir) or changes,
-            plan=self.chunk_plan,
             will_precompute=self._precomputes(source),
             sharded=self.is_fsdp_enabled or is_deepspeed_zero3_enabled(),
         )
