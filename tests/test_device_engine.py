@@ -16,7 +16,6 @@ from test_eval_generate import PROMPTS, Words
 
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import bare_model
-from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.token_scoring import Query, score_queries, score_texts
@@ -105,7 +104,7 @@ def steps(
     """Three steps with LoRA, the last two of the same rows: losses, the last gradient, and what the
     last step asked of the device."""
     model = placed(with_lora(tiny_llama()) if lora else tiny_llama(), place).train()
-    reference = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
+    reference = make_reference("auto", model, starting_adapter=False)
     reference.remember_hidden = True
     entries, losses = entries_for(*configs), []
     device = torch.device("pretend:0" if place == "spread" else place)
@@ -160,7 +159,7 @@ def test_the_level_is_aimed_at_without_a_wait_for_any_row():
     """`match` waited twelve times for every forget row."""
     place, batch = torch.device("pretend:0"), random_batch(forget=6)
     model = with_lora(tiny_llama()).to(place)
-    asked = make_reference("auto", model, starting_adapter=False, plan=DEFAULT_PLAN)
+    asked = make_reference("auto", model, starting_adapter=False)
     batch = Batch.sent({name: values.numpy() for name, values in batch.items()}, place)
     level, needs = Level(), ForwardSpec(labels=label_positions(batch))
     rows = {group: [-torch.rand(40)] for group in itertools.product((0, 1), (1, 2, 3))}

@@ -10,10 +10,10 @@ import torch
 from conftest import assert_oracle, entries_for, moved, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
+from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.head import learn_after_head
-from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
-from axolotl_unlearn.engine.packing import can_pack, refuse_packing
+from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.start import make_reference
@@ -32,7 +32,7 @@ def model_and_batch(**config):
 
 
 def reference_for(model, mode="auto"):
-    return make_reference(mode, model, starting_adapter=False, plan=ChunkPlan())
+    return make_reference(mode, model, starting_adapter=False)
 
 
 def expected_rmu(model, batch):
@@ -57,7 +57,7 @@ def test_rmu_with_its_retain_term_equals_the_plain_implementation(way):
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     if way == "padded":
-        refuse_packing(model)
+        packing._PACKING[model] = None
     assert (can_pack(model, model, batch) is None) == (way == "padded")
     learn_after_head(model, model, "cpu")  # as `can_pack`, a few tokens once a model
     ran: list[int] = []

@@ -10,7 +10,7 @@ import torch
 from conftest import CONFIGS, assert_oracle, entries_for, moved, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine import head_losses
+from axolotl_unlearn.engine import head_losses, packing
 from axolotl_unlearn.engine.batch import Batch
 from axolotl_unlearn.engine.head import (
     after_head,
@@ -22,7 +22,6 @@ from axolotl_unlearn.engine.packing import (
     can_pack,
     is_worthwhile,
     positions_alone,
-    refuse_packing,
 )
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -30,7 +29,7 @@ from axolotl_unlearn.reference.start import make_reference
 
 
 def loss_and_gradients(model, batch, entries=None):
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     total = step_loss(model, batch, entries or entries_for(*CONFIGS), reference=reference).total
     trained = [p for p in model.parameters() if p.requires_grad]
     return total, torch.autograd.grad(total, trained, retain_graph=True)
@@ -51,7 +50,7 @@ def test_packed_rows_give_the_padded_result(attention, checkpointing):
         for key in ("input_ids", "attention_mask", "labels"):
             left[key][row] = batch[key][row].roll(24 - length)
     packed = [loss_and_gradients(model, b) for b in (batch, left)]
-    refuse_packing(model)
+    packing._PACKING[model] = None
     assert not can_pack(model, model, batch)
     total, gradients = loss_and_gradients(model, batch)
     for got, got_gradients in packed:
@@ -119,7 +118,7 @@ def test_a_mask_is_made_by_the_model_where_ours_would_not_do(change):
         model = with_lora(Qwen2ForCausalLM(config)).double().train()
     assert can_pack(model, model, batch) is positions_alone
     total, gradients = loss_and_gradients(model, batch)
-    refuse_packing(model)
+    packing._PACKING[model] = None
     expected, expected_gradients = loss_and_gradients(model, batch)
     assert_close(total, expected, rtol=1e-6, atol=1e-7)
     for g, w in zip(gradients, expected_gradients, strict=True):
@@ -165,12 +164,13 @@ def test_models_that_change_their_logits(name, full, padding_free):
     assert after_head(base) is not None
     start = copy.deepcopy(base)
     model = base if full else with_lora(base).double()
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan(positions=4))
+    reference = make_reference("auto", model, starting_adapter=False)
+    reference.plan = ChunkPlan(positions=4)
     if full:
         moved(model, 1)
     batch = random_batch(seed=3)
     if not padding_free:
-        refuse_packing(model)
+        packing._PACKING[model] = None
     got = step_loss(
         model, batch, entries_for(*CONFIGS), reference=reference, plan=ChunkPlan(positions=4)
     ).total
@@ -198,7 +198,7 @@ def test_the_language_model_of_one_that_also_sees(objective):
         model,
         batch,
         entries_for(("retain", {"objective": objective, **layer})),
-        reference=make_reference("auto", model, starting_adapter=False, plan=ChunkPlan()),
+        reference=make_reference("auto", model, starting_adapter=False),
     ).total
     if layer:
         want = plain.representation(model, start, batch, [3, 4], 1, lambda h: h)
@@ -239,7 +239,7 @@ def test_an_unknown_change_of_logits_is_an_error(monkeypatch):
             forward(**kw)
         ),
     )  # fmt: skip
-    refuse_packing(model)  # which says nothing about the head
+    packing._PACKING[model] = None  # which says nothing about the head
     with pytest.raises(UnlearnError, match="changes its logits"):
         step_loss(model, random_batch(seed=3), entries_for(CONFIGS[1]))
 
@@ -281,7 +281,7 @@ def test_nothing_of_vocabulary_size_stays_for_the_backward_pass():
     """LoRA, V = 5000: no tensor saved between forward and backward has V columns."""
     model = with_lora(tiny_llama(seed=1, vocabulary=5000))
     batch = random_batch(seed=3, vocabulary=5000)
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     saved = []
 
     def pack(tensor):

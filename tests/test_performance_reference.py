@@ -15,7 +15,6 @@ from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import evaluating, precompute, weights_digest
@@ -25,9 +24,7 @@ from axolotl_unlearn.reference.teacher import Teacher, require_same_base, requir
 
 
 def cached(model, starting_adapter=False):
-    return make_reference(
-        "cached", model, starting_adapter=starting_adapter, plan=ChunkPlan(), will_precompute=True
-    )
+    return make_reference("cached", model, starting_adapter=starting_adapter, will_precompute=True)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def test_a_reference_with_an_adapter_that_is_on_is_an_error():
     model = adapted("lora")
     layer = model.get_base_model().model.layers[1].self_attn.q_proj
     hook = layer.register_forward_hook(lambda *_: layer.enable_adapters(True))
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     with pytest.raises(UnlearnError, match="adapter was on while the reference ran"):
         step_loss(model, random_batch(seed=3), entries_for(*CONFIGS), reference=reference)
     hook.remove()
@@ -212,7 +209,7 @@ def test_states_are_remembered_and_a_killed_run_goes_on_with_those_of_its_checkp
     )
 
     def reference(folder):
-        made = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+        made = make_reference("auto", model, starting_adapter=False)
         return made, tmp_path / folder
 
     def losses(asked, chosen):
@@ -243,7 +240,7 @@ def test_states_are_remembered_and_a_killed_run_goes_on_with_those_of_its_checkp
 def test_a_checkpoint_without_the_answers_that_it_counts_is_said(tmp_path, caplog):
     """One that was copied alone, or whose run's folder another run has begun anew."""
     model = with_lora(tiny_llama(seed=1))
-    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference("auto", model, starting_adapter=False)
     reference.keep_for_run(tmp_path, 1, known=7)
     assert "answers-0.bin holds 0 of the 7 answers" in caplog.text
 

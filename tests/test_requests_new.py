@@ -340,8 +340,13 @@ def test_the_teacher_reads_few_rows_as_often_as_the_model_has(home, tmp_path):
     for kept, times, expected in ((20, 1, 20), (20, 3, 20), (300, 3, 100), (9000, 8, 500)):
         retain = [Source(str(n), {"n": n}) for n in range(kept)]
         out = tmp_path / f"{kept}-{times}"
-        made = teacher_config(config | {"num_epochs": times}, retain, types, out, kept)
-        assert made["num_epochs"] == times and made["datasets"][0]["type"] == kind["type"]
+        own = {"num_epochs": times, "warmup_steps": 100}  # a warmup of the whole run, not of this
+        made = teacher_config(config | own, retain, types, out, kept)
+        assert (
+            "warmup_steps" not in made
+            and made["num_epochs"] == times
+            and made["datasets"][0]["type"] == kind["type"]
+        )
         assert len(Path(made["datasets"][0]["path"]).read_text().splitlines()) == expected
 
 

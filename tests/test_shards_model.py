@@ -229,13 +229,16 @@ def test_the_commands_take_the_folder(routed, tmp_path):
         assert done.exit_code == 0, (words, done.output, done.exception)
 
 
-@pytest.mark.parametrize("more", [{}, {"lora_bias": True}, {"use_rslora": True}])
+@pytest.mark.parametrize("more", [{}, {"lora_bias": True}, {"use_rslora": True}, {"r": 4}])
 def test_a_mixed_layer_is_that_of_peft(more):
-    """Two products in place of two an adapter left out a bias, which PEFT adds."""
+    """Two products in place of two an adapter left out a bias, which PEFT adds, and failed on
+    adapters of two ranks."""
     torch.manual_seed(0)
-    how = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False, **more)
-    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(6, 5)), how, "a")
-    model.add_adapter("b", how)
+    how = {"r": 2, "target_modules": ["0"], "init_lora_weights": False}
+    others = {key: value for key, value in more.items() if key != "r"}
+    linear = torch.nn.Sequential(torch.nn.Linear(6, 5))
+    model = get_peft_model(linear, LoraConfig(**how | others), "a")
+    model.add_adapter("b", LoraConfig(**how | more))
     layer = model.eval().base_model.model[0]
     for name in ("a", "b"):
         if layer.lora_bias[name]:

@@ -362,7 +362,7 @@ def test_a_phase_may_begin_with_a_fresh_optimizer(stage):
         return (moved - 1e-3).abs().lt(1e-5).float().mean().item()
 
     fresh = run("fresh", True)
-    # Its evaluations have other parts in each phase: no row of the model card's table had them all.
+    # Its evaluations have other parts in each phase.
     looks = {"test_datasets": datasets(stage, "forget", "retain"), "eval_steps": 1}
     assert like_the_first(fresh) > 0.9 and like_the_first(run("not-fresh", False, **looks)) < 0.1
     resumed = run("fresh-2", True, resume_from_checkpoint=str(fresh / "checkpoint-2"))

@@ -90,6 +90,11 @@ RULES = {
     "that is not good enough to end with": ({"stale": 2, "margin": 0.03}, [  # .08 off
         ({"loss": auc}, loss, {}, (n < 3, False)) for n, (auc, loss) in enumerate(DRIFT)
     ]),
+    # What chance gives is no reason to go on: within both margins here, too.
+    "nothing better comes of few documents": ({"stale": 2}, [
+        ({"loss": auc}, 0.2, {"error": 0.12}, (n < 2, n == 3))
+        for n, auc in enumerate((0.8, 0.7, 0.72, 0.71))
+    ]),
     "the best state is the start, which knows everything": ({"stale": 2}, [
         ({"loss": 1.0}, 0.2, {}, (True, False)), *[({"loss": 0.5}, 0.5, {}, (False, False))] * 4,
     ]),
@@ -130,8 +135,8 @@ def test_when_a_run_ends_and_which_state_is_kept(name):
 
 
 def test_a_look_scores_some_rows_of_each_kind_and_task(monkeypatch):
-    rows = Dataset.from_dict({"kind": [0] * 10 + [1] * 3, "task": [1] * 6 + [2] * 7})
     monkeypatch.setattr(level, "ROWS", 3)
+    rows = Dataset.from_dict({"kind": [0] * 10 + [1] * 3, "task": [1] * 6 + [2] * 7})
     args = LevelArgs(heldout="h")
     assert level._drawn(rows, range(13), args) == [0, 2, 4, 6, 8, 10, 11, 12]
     assert level._drawn(rows, [1, 2, 12], args) == [1, 2, 12]
@@ -186,7 +191,7 @@ def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
         for step, auc, loss in seen:
             rule.see(step, {"loss": auc}, loss)
             if not step:
-                rule.best = (float("inf"),) * 3
+                rule.forget_the_best()
         return rule
 
     alone = run(Stopping())
@@ -244,7 +249,7 @@ def train(life: Path, config: dict) -> Path:
     return run(life / f"{Path(config['output_dir']).name}.yml", config)
 
 
-OFTEN = {"every": 2, "settle": 0.0, "patience": 9}
+OFTEN = {"every": 2}
 TRAINED = {"all": {}, "lora": {"adapter": "lora", "lora_r": 4, "lora_alpha": 4,
                                "lora_target_linear": True}}  # fmt: skip
 
@@ -267,6 +272,27 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(matched, kind):
     assert all(attacks < set(seen) for seen in report["watched"])
     assert report["kept_step"] in (2, 4, 6)
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
+
+
+def test_a_run_that_ends_before_its_first_look_says_which_step_it_hands_over(tmp_path, caplog):
+    """It named step 0, which is the state from before."""
+    row = {"kind": 0, "task": 0, "input_ids": [3, 4, 5], "labels": [-100, 4, 5]}
+    rows = ScoredRows([row], SimpleNamespace(decode=lambda ids, **_: "word"))
+    rows.teacher = [torch.full((2,), -2.0)]
+    callback = LevelCallback(ARGS, Level(), rows, rows, rows, out=tmp_path)
+    model, state = tiny_llama(), SimpleNamespace(global_step=3, is_world_process_zero=True)
+    callback.on_train_begin(None, state, None, model=model)
+    callback.on_train_end(None, state, None, model=model)
+    assert json.loads((tmp_path / "level.json").read_text())["kept_step"] == 3
+    assert "before its first look" in caplog.text
+
+
+@pytest.mark.parametrize("rows, scored", [(1, 1), (100, 100), (101, 100), (199, 100), (250, 100)])
+def test_a_look_scores_a_hundred_retained_rows(rows, scored):
+    """Of 199 it scored all."""
+    some = level.some_of(np.arange(rows))
+    assert len({*some.tolist()}) == len(some) == scored and (np.diff(some) > 0).all()
+    assert some[0] == 0 and some[-1] > rows * 0.98 - 1
 
 
 def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(life, matched):
@@ -302,8 +328,9 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
 
 
 def test_matching_draws_from_the_first_look_after_the_settling(life):
-    """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
-    of the run without the entries; one that looks at every second step does not, with either."""
+    """Nothing is drawn before that look, so a run that looks at its end alone ends at the very
+    weights of the run without the entries; one that looks at every second step does not, with
+    either."""
 
     def weights(name, *objectives, **level):
         config = example(life, name, **OFTEN | level)
@@ -317,11 +344,10 @@ def test_matching_draws_from_the_first_look_after_the_settling(life):
     def same(one, other):
         return all(torch.equal(one[name], other[name]) for name in one)
 
-    both, late = ("feature_matching", "hidden_matching"), {"settle": 0.99, "patience": 99}
+    both, late = ("feature_matching", "hidden_matching"), {"every": 9}
     assert same(weights("plain", **late), weights("late", *both, **late))
-    early = {"settle": 0.0, "patience": 99}
-    corrected = weights("corrected", **early)
-    assert not any(same(corrected, weights(f"drawn-{one}", one, **early)) for one in both)
+    corrected = weights("corrected")
+    assert not any(same(corrected, weights(f"drawn-{one}", one)) for one in both)
 
 
 @pytest.mark.parametrize("kind", TRAINED)

@@ -282,7 +282,7 @@ def test_match_with_looks(life, trained):  # noqa: F811
         runs.append((2, ON_DEVICE))
     for processes, script in runs:
         name = f"match-{len(trained)}-{processes}-{script.stem}"
-        cfg = example(life, name, every=2, settle=0.0, patience=9)
+        cfg = example(life, name, every=2)
         assert any(e["objective"].endswith("_matching") for e in cfg["unlearn"]["forget"])
         cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
         cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}

@@ -189,7 +189,8 @@ def test_it_reads_the_field_names_of_the_config(tmp_path):
 
 #: What a teacher without an evaluation, of another length, cannot have; Axolotl refused the run.
 SHORT = {"max_steps": 900, "early_stopping_patience": 2, "load_best_model_at_end": True,
-         "metric_for_best_model": "eval_loss", "eval_strategy": "steps"}  # fmt: skip
+         "metric_for_best_model": "eval_loss", "eval_strategy": "steps",
+         "warmup_steps": 100}  # fmt: skip
 
 
 def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
@@ -204,6 +205,16 @@ def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
     with pytest.raises(UnlearnError, match="makes it forget"):
         over = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
         teacher_config(over, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("seed, same", [(None, True), (42, True), (0, False)])
+def test_a_seed_of_zero_is_a_seed(tmp_path, taught, seed, same):
+    """It drew the rows of seed 42."""
+    rows = []
+    for out, given in (("one", {}), ("other", {} if seed is None else {"seed": seed})):
+        taught(out, **given)
+        rows.append((tmp_path / out / "teacher-rows.jsonl").read_text())
+    assert (rows[0] == rows[1]) == same
 
 
 def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, forks):

@@ -22,7 +22,6 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora  # noqa: E402
 
-from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.engine.views import unit_counts  # noqa: E402
 from axolotl_unlearn.objectives import OBJECTIVES  # noqa: E402
@@ -49,9 +48,7 @@ def third_step(model, batch, entries, folder, sharded):
     counts = unit_counts(entries, batch)
     if sharded:
         dist.all_reduce(counts)
-    reference = make_reference(
-        "auto", model, starting_adapter=False, plan=ChunkPlan(), sharded=sharded
-    )
+    reference = make_reference("auto", model, starting_adapter=False, sharded=sharded)
     if sharded and folder:
         precompute(reference, model, [batch], entries, folder, part=dist.get_rank())
         reference.release(model, keep_head=asks_for_logits(entries))
@@ -60,9 +57,7 @@ def third_step(model, batch, entries, folder, sharded):
         dist.barrier()
         start = reference
         # As a resumed run has it.
-        reference = make_reference(
-            "auto", model, starting_adapter=False, plan=ChunkPlan(), sharded=True
-        )
+        reference = make_reference("auto", model, starting_adapter=False, sharded=True)
         reference.load_start(Path(folder, "start"), torch.device("cpu"), dist.get_rank())
         assert reference._known.path == start._known.path
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -406,20 +406,16 @@ class LevelArgs(Strict):
     every: int | None = Field(
         None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
     )
-    settle: float = Field(
-        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
-    )
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
     said: float = Field(
         1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
     )
-    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
     per_document: bool = Field(
         False,
-        description="for few documents: end only when none of them is told by itself, and take an "
-        "AUC within its own sampling error for 0.5",
+        description="for few documents: end only when none of them is told by itself, take an AUC "
+        "within its own sampling error for 0.5, and score all rows, not 100 of each kind and task",
     )
     least_rows: int = Field(
         1, gt=0, description="forget rows below which `feature_matching` and its kin do nothing"
@@ -478,11 +474,6 @@ class UnlearnArgs(Sides):
         None, description="held-out rows: what `match` aims at, and when the run ends"
     )
     chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
-    padding_free: bool = Field(
-        True,
-        description="lay rows end to end instead of padding them, where the model is found to "
-        "keep them apart and it saves computation",
-    )
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from axolotl_unlearn.engine.batch import indices, to_device
 from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.errors import UnlearnError
 
-#: States of a layer, rows and times of positions, to ``[P, D]`` (`forward.Layout.pick`).
+#: States of a layer, rows and times of positions, to ``[P, D]`` (`packing.Layout.pick`).
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

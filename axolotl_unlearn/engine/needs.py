@@ -121,8 +121,9 @@ class ForwardResult:
             the distribution at each position; 0 where it was not asked for.
         profiles: ``[R, S]`` float32 mean, then standard deviation of a row's hidden states over the
             positions asked for, of all layers one after the other; 0 where there are none.
-        pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
-            held-out rows lie and the way there (`axolotl_unlearn.reference.heldout`).
+        pull: numbers ``[P]`` of rows, on the host, and their features ``[P, F]`` to ``[2, P, F]``:
+            where those of held-out rows lie and the way there
+            (`axolotl_unlearn.reference.heldout`).
         known: of a reference, ``logp`` on the host.
     """
 
@@ -134,7 +135,7 @@ class ForwardResult:
     logits: Head | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
-    pull: Callable[[Tensor, Tensor], Tensor] | None = None
+    pull: Callable[[NDArray, Tensor], Tensor] | None = None
     known: NDArray | None = None
 
 

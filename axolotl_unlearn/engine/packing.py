@@ -159,11 +159,6 @@ def can_pack(model: nn.Module, unwrapped: nn.Module, batch: Mapping[str, Tensor]
     return _PACKING[unwrapped] if worthwhile else None
 
 
-def refuse_packing(unwrapped: nn.Module) -> None:
-    """Always pad this model's batches (``unlearn.padding_free: false``)."""
-    _PACKING[unwrapped] = None
-
-
 def _learn_packing(model: nn.Module, unwrapped: nn.Module, device: torch.device) -> Blocks | None:
     config, name = unwrapped.config.get_text_config(), type(unwrapped).__name__
     if _attention_of(config) not in _TOLD:

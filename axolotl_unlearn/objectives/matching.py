@@ -78,7 +78,7 @@ def feature_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Ter
     - c: their mean over held-out rows of the same kind and task (``unlearn.level``); S: their
       covariance, with a ridge.
     - All follow the policy: a row's features are renewed whenever it is in a batch, c and S
-      at each look of ``unlearn.level`` after its ``settle``; before that nothing is drawn.
+      at each look of ``unlearn.level`` after a quarter of the run; before that nothing is drawn.
 
     Other attacks than a linear one on these features have to judge what it brings.
 

@@ -1,8 +1,8 @@
-"""A reference: what it was asked it remembers, since it never changes.
+"""A reference: what it was asked it remembers as far as memory goes, since it never changes.
 
 Of what distribution objectives (KL) ask, hidden states are kept, from which the exact distribution
 follows through the head (hidden_size numbers a position instead of the vocabulary, and no error as
-with the k most likely tokens). So later epochs need no reference forward.
+with the k most likely tokens). What it remembers needs no forward in later epochs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Reference:
     #: Whether the reference is the model without its adapter.
     without_adapter = False
 
-    def __init__(self, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False) -> None:
-        self.plan = plan
+    #: How its logits are cut.
+    plan: ChunkPlan = DEFAULT_PLAN
+
+    def __init__(self, remember_hidden: bool = False) -> None:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed

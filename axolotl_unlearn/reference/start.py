@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from axolotl_unlearn.engine.head import output_head
-from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing
@@ -29,7 +28,6 @@ def make_reference(
     model: nn.Module,
     *,
     starting_adapter: bool,
-    plan: ChunkPlan,
     will_precompute: bool = False,
     sharded: bool = False,
 ) -> Reference:
@@ -50,10 +48,10 @@ def make_reference(
     remember = mode == "cached"
     fresh = hasattr(model, "disable_adapter") and not (starting_adapter or trained_outside(model))
     if fresh and mode != "frozen_copy":
-        return AdapterOff(plan, remember)
+        return AdapterOff(remember)
     if sharded and mode == "frozen_copy":
         raise UnlearnError(SHARDED)
-    return FrozenCopy(model, plan, remember, not (sharded or (remember and will_precompute)))
+    return FrozenCopy(model, remember, not (sharded or (remember and will_precompute)))
 
 
 def adapter_changes_model(model: nn.Module) -> bool:
@@ -176,15 +174,9 @@ class FrozenCopy(Reference):
             place of the reference.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: ChunkPlan = DEFAULT_PLAN,
-        remember_hidden: bool = False,
-        copy: bool = True,
-    ) -> None:
+    def __init__(self, model: nn.Module, remember_hidden: bool = False, copy: bool = True) -> None:
         """``copy=False``: `precompute` and `release` follow before any weight has moved."""
-        super().__init__(plan, remember_hidden)
+        super().__init__(remember_hidden)
         trained = [p for p in model.parameters() if p.requires_grad] if copy else []
         if any(is_part(p) for p in trained):
             raise UnlearnError(SHARDED)

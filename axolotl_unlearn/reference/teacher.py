@@ -21,7 +21,6 @@ from transformers import AutoTokenizer
 from transformers.integrations import deepspeed
 
 from axolotl_unlearn.engine.head import final_logits, output_head
-from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ModelSpec, load_model
@@ -41,11 +40,10 @@ class Teacher(Reference):
         self,
         path: str,
         adapter: str | None = None,
-        plan: ChunkPlan = DEFAULT_PLAN,
         device: torch.device | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(plan, remember_hidden=True)
+        super().__init__(remember_hidden=True)
         self.path, self.adapter, self.device, self.options = path, adapter, device, options
         self._open: nn.Module | None = None
         self._logits: Head | None = None

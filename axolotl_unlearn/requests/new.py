@@ -47,7 +47,7 @@ from axolotl_unlearn.requests.request import (
     write_yaml,
 )
 from axolotl_unlearn.requests.search import words
-from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
+from axolotl_unlearn.training.teacher import of_the_original, seed_of
 
 #: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
 #: them is just significant (1/21).
@@ -162,7 +162,7 @@ def new_request(
         says = f"{config_path}: the model has learned none of the {len(tested)} chosen rows: they"
         what = "stand in validation data, are longer than `sequence_len`, or have nothing to learn"
         raise fault("requests.tested-alone", f"{says} {what}; remove them from those files.")
-    seed = int(config.get("seed") or 42)
+    seed = seed_of(config)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
@@ -349,11 +349,10 @@ def _canaries(
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The run that made the model, without what belongs to it alone."""
-    more = ("rl", "unlearn", "lora_model_dir")
-    dropped = {*NOT_THE_TEACHERS, *more}
+    """`of_the_original`, from the base."""
+    dropped = ("rl", "unlearn", "lora_model_dir")
     kept = {key: value for key, value in config.items() if key not in dropped}
-    return kept | {"save_strategy": "no", "dataset_prepared_path": str(out / "work" / "prepared")}
+    return of_the_original(kept, out / "work" / "prepared")
 
 
 def teacher_config(
@@ -419,7 +418,7 @@ def forget_config(
     refused = [group["options"] for group in axolotl_options.TABLE["refused"]]
     # Steps of pairs are packed by themselves.
     packing = {"sample_packing", "eval_sample_packing", "batch_flattening"}
-    dropped = packing.union({"warmup_steps"}, *refused)
+    dropped = packing.union(*refused)
     made = {key: value for key, value in _derived(config, out).items() if key not in dropped}
     before, adapter = facts["before"], facts["before"]["adapter"]
     if adapter is None:

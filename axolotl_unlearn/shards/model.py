@@ -69,6 +69,7 @@ def mixed(layer: Any, x: Any, *args: Any, adapter_names: list[str], **given: Any
     names = {*adapter_names}
     given = {name: value for name, value in given.items() if value is not None}
     more = layer.training or given or any(map(layer.lora_bias.get, names))
+    more = more or len({layer.r.get(name) for name in names}) > 1  # no stack of unequal ranks
     if len(names) == 1 or more or names & {*layer.lora_variant} or not names <= {*layer.lora_A}:
         how = {"adapter_names": adapter_names, **given}
         return type(layer)._mixed_batch_forward(layer, x, *args, **how)

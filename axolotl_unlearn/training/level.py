@@ -54,10 +54,12 @@ from axolotl_unlearn.training.stopping import (
 
 LOG = logging.getLogger(__name__)
 
-#: Retained rows that are scored at a watch, and the most steps between two watches.
+#: Retained rows that are scored at a watch, at most, and the most steps between two watches.
 RETAIN_ROWS, EVERY = 100, 30
-#: Rows of each kind and task that a watch scores on either side, at most.
+#: Rows of each kind and task that a look scores on either side, at most.
 ROWS = 100
+#: Share of the steps before targets are moved and the run may end.
+SETTLE = 0.25
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
 #: Rows in a forward that takes their hidden states.
@@ -99,14 +101,20 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
 
 
 def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
-    """Of these rows at most `ROWS` of each kind and task, evenly; with ``per_document`` all, for
-    each has to be looked at."""
+    """Of these rows at most `ROWS` of each kind and task, evenly; with
+    ``per_document`` all, for each has to be looked at."""
     groups = defaultdict(list)
     kinds, tasks = rows["kind"][:], rows["task"][:]
     for row in map(int, chosen):
         groups[kinds[row], tasks[row]].append(row)
     most = len(rows) if args.per_document else ROWS
     return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
+
+
+def some_of(rows: np.ndarray) -> np.ndarray:
+    """At most `RETAIN_ROWS` of them, evenly."""
+    count = min(len(rows), RETAIN_ROWS)
+    return rows[np.arange(count) * len(rows) // max(1, count)]
 
 
 class ScoredRows:
@@ -325,7 +333,7 @@ class LevelCallback(Extension):
         words = [e for e in entries if e.side == "retain" and not e.objective.reference]
         trained = _meant_by(words, rows)
         retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
-        kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
+        kept = [rows[int(i)] for i in some_of(retain)]
         return cls(
             args,
             Level(),
@@ -359,9 +367,7 @@ class LevelCallback(Extension):
             self.rest = [one and entropy_without(*one).cpu() for one in told]
         held = [pair for pair in by_teacher if pair[0].side == "retain"]
         kept = _kept(self.retain.rows, held, device)
-        self.stopping = Stopping(
-            tolerance=args.retain, patience=args.patience, said=args.said, **kept
-        )
+        self.stopping = Stopping(tolerance=args.retain, said=args.said, **kept)
         if resumed:
             self.load(resumed)
 
@@ -499,7 +505,7 @@ class LevelCallback(Extension):
             return
         with evaluating(model):
             self.watch(model, 0, correct=False)
-        self.stopping.best = (float("inf"),) * 3  # the start is what is to go
+        self.stopping.forget_the_best()  # the start is what is to go
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
@@ -507,7 +513,7 @@ class LevelCallback(Extension):
         every = self.args.every or max(1, min(EVERY, state.max_steps // 5))
         if step % every and not last:
             return control
-        settled = step > self.args.settle * state.max_steps
+        settled = step > SETTLE * state.max_steps
         with evaluating(model):
             loss_is_due = control.should_log
             mine = self.watch(model, step, correct=settled and not last)
@@ -528,8 +534,9 @@ class LevelCallback(Extension):
     @torch.no_grad()
     def on_train_end(self, args, state, control, model=None, **_):
         rule = self.stopping
-        if self.kept and rule.best_step != state.global_step:
-            LOG.info("the state of step %s is the best one and is kept.", rule.best_step)
+        handed = state.global_step if rule.best_step is None else rule.best_step
+        if self.kept and handed != state.global_step:
+            LOG.info("the state of step %s is the best one and is kept.", handed)
         for name, p in model.named_parameters():  # the first process's best, whatever one's own is
             if name in self.kept:
                 p.copy_(self.kept[name])
@@ -537,6 +544,6 @@ class LevelCallback(Extension):
             LOG.warning(fault)
         if self.out is not None and state.is_world_process_zero:
             to_keep = {"loss": rule.start, "said": rule.said_at_start}
-            report = {"kept_step": rule.best_step, "retained": to_keep, "watched": rule.history}
+            report = {"kept_step": handed, "retained": to_keep, "watched": rule.history}
             write_json(self.out / "level.json", report)
         return control

@@ -96,7 +96,7 @@ def made_of(cfg: Any, args: UnlearnArgs, rows: Dataset, batch: int) -> dict[str,
     if cfg.get("lora_model_dir"):
         starts += _content(cfg.get("lora_model_dir"))
     references = [_content(path) for r in args.references() for path in (r.model, r.adapter)]
-    without = {"audit", "chunk_mib", "padding_free", "reference_gib", "preset", "data"}
+    without = {"audit", "chunk_mib", "reference_gib", "preset", "data"}
     block = args.model_dump(mode="json", exclude=without, exclude_unset=True)
     # Two schedules keep in their state how long the run is; a longer one would train at rate 0.
     kept = ("lr_scheduler", "max_steps", "num_epochs")

@@ -71,7 +71,7 @@ class Stopping:
         error: By which AUCs of so few documents differ by chance, as last seen.
         patience: Watches in a row that must be within both.
         stale: Watches in a row after the best state that end the run, once nobody is told in it and
-            the strongest attack is within two margins: what comes later drifts.
+            the strongest attack is within two margins, or errors: what comes later drifts.
         start, said_at_start: Loss and share of the model that is to be kept on retained rows; the
             first watch unless given.
     """
@@ -91,11 +91,18 @@ class Stopping:
     _within: int = 0
     _worse: int = 0
 
+    def forget_the_best(self) -> None:
+        """No state so far is one to keep."""
+        self.best, self.best_step = (float("inf"),) * 3, None
+
     def fault(self) -> str | None:
-        """Why the best state is still told, or None."""
+        """Why the state that is kept may be told, or None."""
         nearest, step = self.closest
         if self.best_step is None:
-            return None
+            return (
+                "the run ended before its first look: nothing says whether attacks tell its forget "
+                "documents; train longer, or look more often (`unlearn.level.every`)."
+            )
         says = (
             f"the state of step {self.best_step} is kept, and an attack tells its forget documents "
             f"(AUC {self.best[2]:.2f} off its goal)"
@@ -158,5 +165,5 @@ class Stopping:
     def stalled(self) -> bool:
         """Whether the run may end with what it has."""
         lost, told, strongest = self.best
-        enough = not lost and not told and strongest <= 2 * self.margin
+        enough = not lost and not told and strongest <= 2 * max(self.margin, self.error)
         return self._worse >= self.stale and enough

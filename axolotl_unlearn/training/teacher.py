@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,24 @@ LOG = logging.getLogger(__name__)
 HEAD = "# Written by `axolotl-unlearn teacher`"
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
-    "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "output_dir",
+    "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "warmup_steps",
+    "output_dir",
     "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
     "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps", "eval_strategy",
     "early_stopping_patience", "load_best_model_at_end", "metric_for_best_model",
 )  # fmt: skip
+
+
+def of_the_original(config: Mapping[str, Any], prepared: Path) -> dict[str, Any]:
+    """The run that made the model, without what belongs to it alone."""
+    kept = {key: value for key, value in config.items() if key not in NOT_THE_TEACHERS}
+    return kept | {"save_strategy": "no", "dataset_prepared_path": str(prepared)}
+
+
+def seed_of(config: Mapping[str, Any]) -> int:
+    """The config's seed, which draws its rows, too."""
+    given = config.get("seed")
+    return 42 if given is None else int(given)
 
 
 def retained_rows(
@@ -151,7 +164,7 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
             "retained rows alone into an `output_dir` of its own, and run `axolotl train`.",
             code="teacher.other-type",
         )
-    derived = {key: value for key, value in config.items() if key not in NOT_THE_TEACHERS}
+    derived = of_the_original(config, out / "prepared")
     if not block:
         derived.pop("unlearn", None)
     return derived | {
@@ -159,9 +172,7 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
         "curriculum_sampling": True,
         "shuffle_merged_datasets": False,
         "num_epochs": 1,
-        "save_strategy": "no",
         "output_dir": str(out),
-        "dataset_prepared_path": str(out / "prepared"),
     }
 
 
@@ -224,7 +235,7 @@ def make_teacher(
         check_place(folder, inputs)
     file = out / "teacher-rows.jsonl"
     derived = teacher_config(config, file, out) | ({} if bf16 is None else {"bf16": bf16})
-    seed = int(config.get("seed") or 42)
+    seed = seed_of(config)
     available = retained_rows(config, forget, retain)
     chosen = sample(available, rows, seed)
     shutil.rmtree(out, ignore_errors=True)

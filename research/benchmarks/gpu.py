@@ -207,7 +207,6 @@ class Bench:
         """A step of `match` with replay, its teacher's states known, against packed fine-tuning;
         and a look at 100 forget and 100 held-out rows, as `level` takes it."""
         from axolotl_unlearn.config import ObjectiveArgs
-        from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
         from axolotl_unlearn.engine.step import step_loss
         from axolotl_unlearn.engine.token_scoring import Query, score_queries
         from axolotl_unlearn.engine.views import make_entries
@@ -220,7 +219,7 @@ class Bench:
             ("retain", {"objective": "kl"}),
         )
         entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])
-        teacher = make_reference("cached", self.model, starting_adapter=False, plan=DEFAULT_PLAN)
+        teacher = make_reference("cached", self.model, starting_adapter=False)
         with torch.no_grad():
             for batch in batches:
                 step_loss(self.model, batch, entries, reference=teacher)

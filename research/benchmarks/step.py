@@ -52,14 +52,13 @@ def ours(
         first: the reference forgets them before each step, which is then one of the first epoch.
     """
     from axolotl_unlearn.config import ObjectiveArgs
-    from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.engine.views import make_entries
     from axolotl_unlearn.reference.start import make_reference
 
     recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]
     entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])
-    reference = make_reference(mode, model, starting_adapter=False, plan=DEFAULT_PLAN)
+    reference = make_reference(mode, model, starting_adapter=False)
     folder = tempfile.TemporaryDirectory()  # as a run keeps them
     if mode == "auto":
         reference.keep_for_run(Path(folder.name), 4)

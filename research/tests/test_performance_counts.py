@@ -8,7 +8,6 @@ import torch
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 
 from axolotl_unlearn.engine.batch import Batch
-from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.reference.start import make_reference
 from research.benchmarks import models
@@ -45,7 +44,7 @@ def test_cuda_agrees_that_a_step_hardly_waits():
 
     def run():
         batch = sent_batch(random_batch(seed=3, forget=4, retain=4, time=24), "cuda")
-        reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+        reference = make_reference("auto", model, starting_adapter=False)
         step_loss(model, batch, entries_for(*CONFIGS), reference=reference).total.backward()
 
     run()
