@@ -145,6 +145,26 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
 
 
+@pytest.mark.parametrize(("kind", "more"), [
+    ("npo", ["data"]), ("npo", ["heldout"]), ("npo", ["teacher"]), ("match", ["data"]),
+    ("request", ["forget"]), ("request", ["retain"]), ("request", ["heldout", "teacher"]),
+])  # fmt: skip
+def test_init_refuses_what_the_kind_does_not_use(home, tmp_path, kind, more):
+    """It did nothing, without a word; `--forget` of a request became its training data."""
+    needed = {"npo": ["forget", "retain"], "request": ["data"]}
+    needed["match"] = [*needed["npo"], "heldout", "teacher"]
+    places = {"data": home / "retain.jsonl", "teacher": home / "teacher"}
+    words = [
+        word
+        for name in [*needed[kind], *more]
+        for word in (f"--{name}", places.get(name, home / f"{name}.jsonl"))
+    ]
+    out = tmp_path / "my.yml"
+    done = run("init", "--kind", kind, "--base-model", home / "model", *words, "--out", out)
+    assert done.exit_code == 2 and not out.exists(), done.output
+    assert " and ".join(f"--{name}" for name in more) in done.output
+
+
 READ = {"input output": "jsonl", "prompt response": "parquet", "question answer": "jsonl"}
 
 
