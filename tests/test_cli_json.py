@@ -14,7 +14,7 @@ import eval_model
 import pytest
 import yaml
 from click.testing import CliRunner
-from requests_folder import finished_request, model_folder, write_lines
+from requests_folder import finished_request, model_folder, no_caches, write_lines
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.requests.record import write
@@ -121,7 +121,7 @@ def words(home: Path, name: str) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_one_object_and_nothing_else(home, monkeypatch, name):
     monkeypatch.chdir(home)
-    monkeypatch.setenv("HF_HOME", str(home))
+    no_caches(monkeypatch, home)
     done = CliRunner().invoke(unlearn, words(home, name))
     said = json.loads(done.stdout)
     key = CASES[name][1]
