@@ -329,6 +329,8 @@ COMMANDS = {
     "audit forget.jsonl --model cut": "copy or make it again",
     "audit forget.jsonl --model torn": "torn/adapter_model.safetensors cannot be read",
     "tasks run --model hf-unlearn --model_args pretrained=./gone --tasks tofu": "./gone does not",
+    "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu,tofuu": "Tasks not "
+    "found: tofuu; ours are muse, rwku",
     "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu --metadata "
     '{"data_dir":"gone"}': "Error: gone has no forget10_perturbed.jsonl",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
