@@ -20,6 +20,7 @@ from requests_folder import answered, finished_request, model_folder, said
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
+from axolotl_unlearn.cli.request import run as run_command
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -35,7 +36,7 @@ from axolotl_unlearn.requests.rows import deleted_rows, every_row, suppress
 from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
-from axolotl_unlearn.requests.ways import plan, retrain, way_of
+from axolotl_unlearn.requests.ways import WAYS, plan, retrain, way_of
 from axolotl_unlearn.requests.ways.retrain import repeat
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
@@ -501,6 +502,11 @@ def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  
 
 
 # -- what a way costs -----------------------------------------------------------------------------
+
+
+def test_the_command_line_offers_every_way():
+    (choice,) = (one.type for one in run_command.params if one.name == "way")
+    assert {*choice.choices} == {*WAYS, "auto"}
 
 
 def test_a_plan_counts_rows_and_writes_nothing(home, tmp_path):  # noqa: F811
