@@ -30,6 +30,7 @@ from datasets import Dataset
 from requests_folder import (
     SECRET,
     adapter_folder,
+    answered,
     finished_request,
     model_folder,
     no_caches,
@@ -244,6 +245,19 @@ def test_the_caches_are_where_hugging_face_has_them(tmp_path, name):
     words = "from axolotl_unlearn.requests.erase import hub_cache; print(*hub_cache(), sep='\\n')"
     found = subprocess.run([sys.executable, "-c", words], env=given, capture_output=True, text=True)
     assert found.stdout.split() == list(map(str, places)), found.stderr
+
+
+def test_a_program_reads_what_is_left_after_it(home):
+    """It had the look before alone; the number of files that still hold texts was in words."""
+    folder, log = Path("requests/2026-001"), Path("seen.log")
+    log.write_text(SECRET)
+    assert "places" not in answered("erase", folder)
+    found = answered("erase", folder, "--yes")
+    assert found["places"] == read(folder)["predicate"]["erased"]["places"] > 0
+    assert str(log.resolve()) in found["left"]
+    log.unlink()
+    after = answered("erase", folder, "--yes")
+    assert after["places"] == found["places"] - 1 and str(log.resolve()) not in after["left"]
 
 
 def test_checkpoints_of_every_trainer_go(home):

@@ -311,6 +311,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         show(*said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
         count = places_left(erasing.erase(planned))
+        facts |= planned.facts() | {"places": count}
     left = "whether deleted texts are left was not searched"
     if count is not None:
         left = f"deleted texts are left in {counted(count, 'file')}"
