@@ -139,6 +139,12 @@ def test_every_model_that_was_attacked_is_in_the_answer(home):
     assert names == ["model", "other"], done.output
 
 
+def test_the_list_of_attacks_is_in_the_answer():
+    """It was printed for readers alone."""
+    done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", "--json"])
+    assert any(one.startswith("loss") for one in json.loads(done.stdout)["attacks"]), done.output
+
+
 def leaves(group: click.Group, before: str = "") -> set[str]:
     found = set()
     for name in group.list_commands(None):

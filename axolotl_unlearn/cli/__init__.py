@@ -142,7 +142,7 @@ class Commands(LazyGroup):
 @click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
 @click.option("--json", "as_json", is_flag=True, help="Of any command: one JSON object.")
 def unlearn(debug: bool, as_json: bool) -> None:
-    """Forget documents, merge complementary models, and measure what was forgotten.
+    """Forget documents, delete the rows of people, and measure what was forgotten.
 
     \b
     Three ways to begin:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import click
 
-from axolotl_unlearn.cli._options import answer
+from axolotl_unlearn.cli._options import Answer
 from axolotl_unlearn.errors import UnlearnError
 
 #: Options of lm_eval that are looked at here.
@@ -34,7 +34,7 @@ def command() -> None:
     add_help_option=False,
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
+def run(arguments: tuple[str, ...]) -> Answer | None:
     """Run lm_eval with `--model hf-unlearn` and our tasks known to it.
 
     All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another. The
@@ -48,7 +48,7 @@ def run(arguments: tuple[str, ...]) -> None:
     """
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())
-        return
+        return None
     looked, given = _LOOKED.parse_known_args([*map(_base_and_adapter, arguments)])
     tasks = [name for word in looked.tasks for name in word.split(",") if name]
     from lm_eval.__main__ import cli_evaluate
@@ -88,7 +88,7 @@ def run(arguments: tuple[str, ...]) -> None:
         says = f"lm_eval ended with {type(error).__name__}"
         cure = "what it says may quote rows: `axolotl-unlearn --debug tasks run ...` shows it"
         raise UnlearnError(f"{says}; {cure}.", code="tasks.lm-eval") from None
-    answer(results=found)
+    return Answer({"results": found})
 
 
 def _base_and_adapter(word: str) -> str:
