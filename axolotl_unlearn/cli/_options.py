@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import sys
@@ -108,11 +107,6 @@ def answer(**facts: Any) -> None:
     context = click.get_current_context(silent=True)
     if context is not None and _KEY in context.meta:
         context.meta[_KEY].update(facts)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a command has written."""
-    return json.loads(path.read_text("utf-8"))
 
 
 @contextlib.contextmanager

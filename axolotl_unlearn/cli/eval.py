@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shlex import quote
 
 import click
 
-from axolotl_unlearn.cli._options import FILE, PATH, Answer, read_json
+from axolotl_unlearn.cli._options import FILE, PATH, Answer
 
 BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 
@@ -63,7 +64,8 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options):
     asked = Options(use_cache=not no_cache, progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
-    found, judged = read_json(file := out / "results.json"), answer_of(out)
+    file, judged = out / "results.json", answer_of(out)
+    found = json.loads(file.read_text("utf-8"))
     coins = [one for one in found["models"] if "canaries" in one]
     said = [
         *(table(judged), *judged.reasons),
