@@ -158,7 +158,7 @@ def unlearn(debug: bool, as_json: bool) -> None:
 
 
 @unlearn.result_callback()
-def _print(found: Answer | None, **_: object) -> None:
+def say(found: Answer | None, **_: object) -> None:
     """The one printer. The lines are said all the same: with ``--json`` on standard error."""
     if found is not None:
         answer(**found.facts)
