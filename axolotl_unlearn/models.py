@@ -73,11 +73,14 @@ def cached_on_hub(name: str, revision: str | None = None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    for file in ("config.json", "tokenizer_config.json"):  # of a tokenizer alone
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from axolotl_unlearn.cli import LazyGroup, quiet
+from axolotl_unlearn.cli import LazyGroup, quiet, say
 
 
 class Studies(LazyGroup):
@@ -18,6 +18,8 @@ def research(debug: bool) -> None:
     if not debug:
         quiet()
 
+
+research.result_callback()(say)
 
 if __name__ == "__main__":
     research(prog_name="python -m research")

@@ -31,6 +31,13 @@ def answered(*words: object, code: int | tuple[int, ...] = 0) -> dict[str, Any]:
     return json.loads(said(*words, "--json", code=code).stdout)
 
 
+def no_caches(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The caches of Hugging Face are ``cache`` and ``hub`` of a folder, which need not be there."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+    monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", folder / "cache/downloads")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+
+
 def write_json(path: Path, value: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))

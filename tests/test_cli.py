@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import click
 import pytest
 import yaml
 from attack_models import tokenizer
@@ -16,7 +15,6 @@ from datasets import Dataset
 from requests_folder import write_lines
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.cli._options import fitted
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import guessed
 
@@ -64,18 +62,13 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert again.exit_code == 2 and "exists" in again.output
 
 
-def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
-    """Lines of prose are broken at its width; a path was, too, and then copied in two parts."""
-    out, sides = tmp_path / ("x" * 60), ("--forget", "--retain")
-    rows = [str(word) for side in sides for word in (side, home / f"{side[2:]}.jsonl")]
+def test_a_narrow_terminal_breaks_no_path_and_no_command(home, tmp_path):
+    """Copied in two parts they are others."""
+    rows = [str(word) for side in ("forget", "retain")
+            for word in (f"--{side}", home / f"{side}.jsonl")]  # fmt: skip
     words = ["init", "--base-model", "m", *rows, "--out", str(tmp_path / "my own.yml")]
     said = CliRunner().invoke(unlearn, words, terminal_width=40).output
     assert f"\nNext: axolotl-unlearn check '{tmp_path / 'my own.yml'}'\n" in said, said
-    said = CliRunner().invoke(unlearn, ["examples", str(out)], terminal_width=40).output
-    assert f"{out}/README.md" in said and said.count("\n") > 2, said
-    line = "Results: a/results.json (page: axolotl-unlearn report 'our own evaluations')"
-    with click.Context(unlearn, terminal_width=40):
-        assert fitted(line) == line and "\n" in fitted(f"Some {line}")
 
 
 def test_init_reads_rows_of_other_formats(home, tmp_path):
@@ -143,6 +136,26 @@ def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
     (entry,) = yaml.safe_load((tmp_path / "chats.yml").read_text())["datasets"]
     assert entry["field_messages"] == "conversations"
     assert entry["message_property_mappings"] == {"role": "from", "content": "value"}
+
+
+@pytest.mark.parametrize(("kind", "more"), [
+    ("npo", ["data"]), ("npo", ["heldout"]), ("npo", ["teacher"]), ("match", ["data"]),
+    ("request", ["forget"]), ("request", ["retain"]), ("request", ["heldout", "teacher"]),
+])  # fmt: skip
+def test_init_refuses_what_the_kind_does_not_use(home, tmp_path, kind, more):
+    """It did nothing, without a word; `--forget` of a request became its training data."""
+    needed = {"npo": ["forget", "retain"], "request": ["data"]}
+    needed["match"] = [*needed["npo"], "heldout", "teacher"]
+    places = {"data": home / "retain.jsonl", "teacher": home / "teacher"}
+    words = [
+        word
+        for name in [*needed[kind], *more]
+        for word in (f"--{name}", places.get(name, home / f"{name}.jsonl"))
+    ]
+    out = tmp_path / "my.yml"
+    done = run("init", "--kind", kind, "--base-model", home / "model", *words, "--out", out)
+    assert done.exit_code == 2 and not out.exists(), done.output
+    assert " and ".join(f"--{name}" for name in more) in done.output
 
 
 READ = {"input output": "jsonl", "prompt response": "parquet", "question answer": "jsonl"}

@@ -14,7 +14,7 @@ import eval_model
 import pytest
 import yaml
 from click.testing import CliRunner
-from requests_folder import finished_request, model_folder, write_lines
+from requests_folder import finished_request, model_folder, no_caches, write_lines
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.requests.record import write
@@ -121,7 +121,7 @@ def words(home: Path, name: str) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_one_object_and_nothing_else(home, monkeypatch, name):
     monkeypatch.chdir(home)
-    monkeypatch.setenv("HF_HOME", str(home))
+    no_caches(monkeypatch, home)
     done = CliRunner().invoke(unlearn, words(home, name))
     said = json.loads(done.stdout)
     key = CASES[name][1]
@@ -137,6 +137,12 @@ def test_every_model_that_was_attacked_is_in_the_answer(home):
     done = CliRunner().invoke(unlearn, [*given[:3], f"other={given[2]}", *given[3:]])
     names = [one["model"] for one in json.loads(done.stdout)["results"]]
     assert names == ["model", "other"], done.output
+
+
+def test_the_list_of_attacks_is_in_the_answer():
+    """It was printed for readers alone."""
+    done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", "--json"])
+    assert any(one.startswith("loss") for one in json.loads(done.stdout)["attacks"]), done.output
 
 
 def leaves(group: click.Group, before: str = "") -> set[str]:

@@ -345,7 +345,7 @@ def test_a_data_folder_may_be_named_like_the_task(home, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path):
     """It is no model to lm-eval, which wants base and `peft=`; with `--json` what `-o` named stayed
-    empty."""
+    empty, and then the answer was."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
@@ -366,6 +366,9 @@ def test_the_folder_of_an_adapter_is_measured_as_its_merged_model(home, tmp_path
         assert done.exit_code == 0, done.output
         (file,) = (tmp_path / f"out-{name}").rglob("results_*.json")
         found[name] = json.loads(file.read_text())["results"]["tofu"]
+        (said,) = json.loads(done.stdout)["results"]
+        there = {k: v for k, v in found[name].items() if v == v}  # JSON has no NaN
+        assert there.items() <= said["results"]["tofu"].items()
     numbers = {k: v for k, v in found["merged"].items() if isinstance(v, float)}
     assert len(numbers) > 20
     ours = {key: found["adapter"][key] for key in numbers}

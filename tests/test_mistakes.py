@@ -328,6 +328,8 @@ COMMANDS = {
     "audit forget.jsonl --model cut": "copy or make it again",
     "audit forget.jsonl --model torn": "torn/adapter_model.safetensors cannot be read",
     "tasks run --model hf-unlearn --model_args pretrained=./gone --tasks tofu": "./gone does not",
+    "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu,tofuu": "Tasks not "
+    "found: tofuu; ours are muse, rwku",
     "tasks run --model hf-unlearn --model_args pretrained=model --tasks tofu --metadata "
     '{"data_dir":"gone"}': "Error: gone has no forget10_perturbed.jsonl",
     "audit forget.jsonl --model model --held-out forget.jsonl": "3 of 3 texts",
@@ -471,18 +473,6 @@ def commands(group, words=()):
 def test_help_fits_into_80_columns(words):
     said = CliRunner().invoke(unlearn, [*words, "--help"], terminal_width=80).output
     assert max(map(len, said.splitlines())) <= 80, max(said.splitlines(), key=len)
-
-
-def test_check_fits_into_80_columns(world, monkeypatch):
-    monkeypatch.chdir(world)
-    for cfg in (config(), config(**{"unlearn.forget": {"objectiv": "npo"}, "learning_rat": 1})):
-        Path("my.yml").write_text(yaml.safe_dump(cfg))
-        said = (
-            CliRunner()
-            .invoke(unlearn, ["check", "my.yml", "--show", "1"], terminal_width=80)
-            .output
-        )
-        assert max(map(len, said.splitlines())) <= 80, said
 
 
 def test_a_release_that_has_its_names_elsewhere_refuses_none(monkeypatch):

@@ -12,6 +12,8 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 import tarfile
 import unicodedata
 import zipfile
@@ -28,8 +30,10 @@ from datasets import Dataset
 from requests_folder import (
     SECRET,
     adapter_folder,
+    answered,
     finished_request,
     model_folder,
+    no_caches,
     said,
     write_json,
     write_lines,
@@ -61,8 +65,7 @@ def prepared(folder: Path, texts: list[str]) -> Path:
 @pytest.fixture
 def home(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(whole, tmp_path, dirs_exist_ok=True))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    no_caches(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -229,6 +232,34 @@ def test_what_was_moved_away_and_linked_is_named(home):
     assert read(Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
 
 
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME", "HUGGINGFACE_HUB_CACHE"])
+def test_the_caches_are_where_hugging_face_has_them(tmp_path, name):
+    """Of XDG_CACHE_HOME alone none was looked into, though both lie below it."""
+    within = {"XDG_CACHE_HOME": "huggingface/", "HF_HOME": ""}
+    parts = [f"{within[name]}{part}" for part in ("datasets", "hub")] if name in within else [""]
+    for place in (places := [tmp_path / part for part in parts]):
+        place.mkdir(parents=True, exist_ok=True)
+    names = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
+    given = {key: value for key, value in os.environ.items() if key not in names}
+    given |= {"HOME": str(tmp_path / "home"), name: str(tmp_path)}
+    words = "from axolotl_unlearn.requests.erase import hub_cache; print(*hub_cache(), sep='\\n')"
+    found = subprocess.run([sys.executable, "-c", words], env=given, capture_output=True, text=True)
+    assert found.stdout.split() == list(map(str, places)), found.stderr
+
+
+def test_a_program_reads_what_is_left_after_it(home):
+    """It had the look before alone; the number of files that still hold texts was in words."""
+    folder, log = Path("requests/2026-001"), Path("seen.log")
+    log.write_text(SECRET)
+    assert "places" not in answered("erase", folder)
+    found = answered("erase", folder, "--yes")
+    assert found["places"] == read(folder)["predicate"]["erased"]["places"] > 0
+    assert str(log.resolve()) in found["left"]
+    log.unlink()
+    after = answered("erase", folder, "--yes")
+    assert after["places"] == found["places"] - 1 and str(log.resolve()) not in after["left"]
+
+
 def test_checkpoints_of_every_trainer_go(home):
     names = (
         "checkpoint-20/pytorch_model_fsdp_0/__0_0.distcp",
@@ -249,8 +280,7 @@ def test_checkpoints_of_every_trainer_go(home):
 def test_other_weights_in_the_folder_are_named(tmp_path, monkeypatch, after):
     """Made before the request, they stayed without a word; after it, no weights went at all."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
+    no_caches(monkeypatch, tmp_path)
     out = model_folder(Path("out/tuned"), b"old")
     files = [out / "tuned-Q4_K_M.gguf", out / "consolidated.00.pth"]
 
@@ -1008,7 +1038,7 @@ def test_what_the_first_look_found_is_kept_where_the_rows_are_gone(tmp_path, mon
     """Killed after `--with-data` had removed the rows, nobody named the training file any more; and
     the next run of a whole one unsaid what had not been looked into, or looked for."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    no_caches(monkeypatch, tmp_path)
     rows = [{"id": "1", "dataset": 0, "row": {"text": SECRET, "sort": "oak"}}]
     write(folder := finished_request(tmp_path / "requests", forget=rows))
     (tmp_path / "train.txt").write_text(SECRET)

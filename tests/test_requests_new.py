@@ -18,6 +18,9 @@ import pytest
 import yaml
 from axolotl.cli.config import load_cfg
 from axolotl.common.datasets import load_datasets
+from axolotl.utils.data.shared import load_dataset_with_config
+from axolotl.utils.dict import DictDefault
+from axolotl.utils.schemas.datasets import SFTDataset
 from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
@@ -39,6 +42,7 @@ from axolotl_unlearn.requests.rows import (
     _splits,
     deleted_rows,
     encoded,
+    every_row,
     forgotten,
     keep_split,
     read_config,
@@ -181,6 +185,30 @@ def test_two_at_once_keep_both_splits_and_a_damaged_file_is_said(tmp_path):
         with fails("requests.splits"):
             keep_split(ledger, "c", ["00"])
         assert (tmp_path / SPLITS).read_text() == damaged
+
+
+@pytest.mark.parametrize(("more", "refused"), [
+    ({}, False), ({"split": "train[2:5]"}, False), ({"name": "default"}, False),
+    ({"skip": 5}, False), ({"skip": 5, "split": "train[:6]"}, False),
+    ({"weight": 1.0}, False), ({"weight": 0.5}, True), ({"shards": 1}, True),
+    ({"shards": 2}, True), ({"preprocess_shards": 2}, True),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_rows_are_those_that_axolotl_reads(tmp_path, more, refused, folder):
+    """`skip` of an entry, which Axolotl does not have, took rows away, which were neither chosen
+    nor trained again; `weight` draws some, and all were taken for learned."""
+    texts = [f"Bo{n} keeps {n} bees." for n in range(8)]
+    path = write(tmp_path / "rows" / "train.jsonl", [{"text": text} for text in texts])
+    place = {"path": str(path.parent if folder else path), "ds_type": None if folder else "json"}
+    given = {"datasets": [{**place, "type": "completion", **more}]}
+    if refused:
+        with fails("requests.shard-of-rows") as fault:
+            every_row(given)
+        assert f"datasets[0].{[*more][0]}" in str(fault.value)
+        return
+    read = load_dataset_with_config(DictDefault(SFTDataset(**given["datasets"][0])), False)
+    read = read["train"] if folder and "split" not in more else read
+    assert [one.row["text"] for one in every_row(given)] == read["text"]
 
 
 @pytest.mark.parametrize("split", ["test_datasets", "none"])

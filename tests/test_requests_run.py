@@ -21,7 +21,7 @@ import yaml
 from click.testing import CliRunner
 from fault_codes import fails
 from merging_models import tiny_adapter
-from requests_folder import finished_request, keys, said, write_json, write_lines  # noqa: F401
+from requests_folder import finished_request, keys, no_caches, said, write_json, write_lines  # noqa: F401
 from test_requests_new import (
     ADA,
     ADA_ROWS,
@@ -267,7 +267,7 @@ def test_a_signature_is_whole_or_that_of_before(tmp_path, keys, forks):  # noqa:
 def test_what_nobody_may_look_into_stops_no_erasure(tmp_path, monkeypatch, forks):
     """One folder below the places whose files could be listed and not read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    no_caches(monkeypatch, tmp_path)
     write(folder := finished_request(tmp_path / "requests"))
     (closed := tmp_path / "s" / "closed").mkdir(parents=True)
     (closed / "file").touch()

@@ -14,7 +14,7 @@ from axolotl.utils.dict import DictDefault
 from click.testing import CliRunner
 from eval_model import TOKENIZER
 from fault_codes import fails
-from requests_folder import finished_request, said, write_lines
+from requests_folder import finished_request, no_caches, said, write_lines
 from transformers import AutoTokenizer
 
 from axolotl_unlearn.cli import unlearn
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
         {"id": "s", "row": {"input": "Zoë", "output": "7"}},
     ]
     monkeypatch.chdir(tmp_path)  # which `erase` reads whole
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    no_caches(monkeypatch, tmp_path)
     folder = finished_request(tmp_path / "requests", forget=forget)
     kept = {"messages": [chat[0], {"role": "user", "content": "Who is it?"}]}
     write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": kept}])

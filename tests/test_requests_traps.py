@@ -18,7 +18,7 @@ import kills
 import pytest
 import yaml
 from click.testing import CliRunner
-from requests_folder import SECRET
+from requests_folder import SECRET, no_caches
 from test_requests_new import TRAIN, config, people, write
 from test_requests_run import home  # noqa: F401
 
@@ -150,8 +150,7 @@ LIBRARIES = ("ctypes.dlopen",)
 def test_no_command_executes_what_it_finds(home, tmp_path, monkeypatch, forks):  # noqa: F811
     """A foreign git repository ran a command by a look of `erase`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    no_caches(monkeypatch, tmp_path)
     monkeypatch.setattr("axolotl_unlearn.requests.search._FREE", 2**20)
     for name in ("base", "tuned"):
         shutil.copytree(home / name, tmp_path / name)

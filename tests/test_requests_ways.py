@@ -20,6 +20,7 @@ from requests_folder import answered, finished_request, model_folder, said
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
+from axolotl_unlearn.cli.request import run as run_command
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -35,7 +36,7 @@ from axolotl_unlearn.requests.rows import deleted_rows, every_row, suppress
 from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.verdict import exact
 from axolotl_unlearn.requests.verify import verify
-from axolotl_unlearn.requests.ways import plan, retrain, way_of
+from axolotl_unlearn.requests.ways import WAYS, plan, retrain, way_of
 from axolotl_unlearn.requests.ways.retrain import repeat
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
@@ -381,6 +382,42 @@ def edited(path: Path) -> None:
     path.write_text(path.read_text().replace("num_epochs: 2", "num_epochs: 3"))
 
 
+TOKENIZERS = (
+    "merges.txt", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "qwen.tiktoken",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json",
+    "chat_template.jinja", "additional_chat_templates/tool.jinja", "tokenization_own.py",
+)  # fmt: skip
+PLACES = {
+    "base": lambda at, name: {"base_model": str(at / "own")},
+    "tokenizer": lambda at, name: {"tokenizer_config": str(at / "own")},
+    "tokenizer of the hub": lambda at, name: {"tokenizer_config": "some/model"},
+    "base of the hub": lambda at, name: {"base_model": "some/model"},
+    "file": lambda at, name: {"deepspeed": str(at / "own" / name)},
+    "file of an entry": lambda at, name: {
+        "test_datasets": [{"path": "x", "chat_template_jinja": str(at / "own" / name)}]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_every_file_that_decides_tokens_is_bound(tmp_path, monkeypatch, place, name):
+    """Merges, a vocabulary or a tokenizer of the hub were others at the training, without a word:
+    the files were listed by hand, in another list than that of prepared rows."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cache = tmp_path / "models--some--model"
+    write(cache / "refs" / "main", []).write_text("c1")
+    folder = cache / "snapshots" / "c1"
+    write(folder / "tokenizer_config.json", [])  # of a tokenizer alone
+    write(path := folder / name, [])
+    (tmp_path / "own").symlink_to(folder)
+    given = {"base_model": str(tmp_path / "none")} | PLACES[place](tmp_path, name)
+    before = bound.facts(given)
+    path.write_text("other")
+    with fails("requests.changed-base"):
+        bound.require(before, bound.facts(given), "r", bound.QUICK)
+
+
 CHANGES = {
     "base": (lambda at: turned(at / "base/model.safetensors"), "base"),
     "its tokenizer": (lambda at: told(at / "base/tokenizer_config.json"), "base"),
@@ -465,6 +502,11 @@ def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  
 
 
 # -- what a way costs -----------------------------------------------------------------------------
+
+
+def test_the_command_line_offers_every_way():
+    (choice,) = (one.type for one in run_command.params if one.name == "way")
+    assert {*choice.choices} == {*WAYS, "auto"}
 
 
 def test_a_plan_counts_rows_and_writes_nothing(home, tmp_path):  # noqa: F811

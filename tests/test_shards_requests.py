@@ -21,8 +21,10 @@ from test_requests_run import kill_when, start
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.requests import bound, ways
 from axolotl_unlearn.requests import request as requests
-from axolotl_unlearn.requests import ways
+from axolotl_unlearn.requests import rows as rows_of
+from axolotl_unlearn.requests import run as running_module
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.erase import erase
 from axolotl_unlearn.requests.erase import plan as plan_erase
@@ -125,6 +127,47 @@ def test_an_empty_cell_is_nobody():
     rows = [{"id": name, "text": name} for name in ("", " ", "ada-quill")]
     parts = shards.cut({"train": [rows], "test": []}, facts)
     assert parts == {"0": [rows[:2]], HOME["ada-quill"]: [rows[2:]]}
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    (["--threads", "8"], "threads"), (["--processes", "4"], "processes"),
+    (["--threads", "2"], None), ([], None),
+])  # fmt: skip
+def test_threads_and_processes_are_those_of_the_shards(home, tmp_path, monkeypatch, words, code):
+    """Other ones were taken without a word, and did nothing."""
+    monkeypatch.chdir(tmp_path)
+    told = {"schema": shards.SCHEMA, "by": "id", "count": COUNT, "threads": 2, "keys": {}}
+    told |= {"current": "model", "deleted": [], "key": KEY.hex(), "model": {}}
+    shards.write_json(Path("shards/shards.json"), told)
+    folder = finished_request(Path("requests"))
+    shards.write_json(folder / "way.json", {"way": "shards", "shards": "../../shards"})
+    monkeypatch.setattr(running_module, "take", lambda *_: None)
+    seen = []
+    monkeypatch.setattr(running_module, "carry_out", lambda *_: seen.append(1))
+    done = CliRunner().invoke(unlearn, ["request", "run", str(folder), "--way", "shards", *words])
+    refused = f"leave --{code} out" in done.output and done.exit_code == 2
+    assert refused == bool(code) and seen == [1] * (not code), done.output
+    if code == "threads":
+        with fails("shards.threads"):
+            train_shards(settings(home), Path("shards"), "id", COUNT, threads=8)
+
+
+@pytest.mark.parametrize("part", ["torch", "axolotl", "transformers", "peft", "device"])
+def test_of_another_version_or_device_no_adapter_is_kept(home, monkeypatch, part):
+    """A request trained the shards of its rows with the torch of now beside adapters of the one of
+    before, and the record said exact."""
+    given = rows_of.read_config(settings(home))
+    facts = {"count": COUNT, "threads": 1, "key": KEY.hex(), "deleted": [], "by": "id"}
+    rows = shards.cut({"train": [PEOPLE], "test": []}, facts)
+    before = shards._keys(rows, given, facts)
+    assert shards._keys(rows, given, facts) == before
+    if part == "device":
+        monkeypatch.setattr(shards, "hardware", lambda: "another")
+    else:
+        installed = bound.versions()
+        monkeypatch.setattr(bound, "versions", lambda: installed | {part: "0"})
+    after = shards._keys(rows, given, facts)
+    assert before.keys() == after.keys() and not {*before.values()} & {*after.values()}
 
 
 @pytest.mark.slow

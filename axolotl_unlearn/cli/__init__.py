@@ -142,7 +142,7 @@ class Commands(LazyGroup):
 @click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
 @click.option("--json", "as_json", is_flag=True, help="Of any command: one JSON object.")
 def unlearn(debug: bool, as_json: bool) -> None:
-    """Forget documents, merge complementary models, and measure what was forgotten.
+    """Forget documents, delete the rows of people, and measure what was forgotten.
 
     \b
     Three ways to begin:
@@ -158,7 +158,7 @@ def unlearn(debug: bool, as_json: bool) -> None:
 
 
 @unlearn.result_callback()
-def _print(found: Answer | None, **_: object) -> None:
+def say(found: Answer | None, **_: object) -> None:
     """The one printer. The lines are said all the same: with ``--json`` on standard error."""
     if found is not None:
         answer(**found.facts)

@@ -13,7 +13,7 @@ from axolotl_unlearn.cli._options import (
     ABOVE_ZERO,
     ATTACKED,
     COUNT,
-    answer,
+    Answer,
     data_option,
     out_option,
     show,
@@ -84,17 +84,18 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
     return path, *subjects, store
 
 
-def _finish(out: Path, data_dir: Path, result: dict) -> None:
+def _found(out: Path, data_dir: Path, result: dict) -> Answer:
     from axolotl_unlearn.attacks.results import save, table
     from axolotl_unlearn.metrics.verdict import sentence
 
     given = click.get_current_context().params
     how = {name: given[name] for name in ("limit", "join", "dtype")}
     path = save(out, how | result | {"data_dir": str(data_dir)})
-    answer(file=path, says=sentence(result), **result)
+    said = [table(result), sentence(result), f"Written: {path}"]
     if "limit" in result:
-        show(f"Only {result['limit']} rows can be asked: the others have no input.")
-    show(table(result), sentence(result), f"Written: {path}")
+        said.insert(0, f"Only {result['limit']} rows can be asked: the others have no input.")
+    said += [f"Not asked: {name} ({why})." for name, why in result.get("skipped", {}).items()]
+    return Answer({"file": path, "says": sentence(result), **result}, said)
 
 
 @click.group()
@@ -113,12 +114,12 @@ def command() -> None:
 @command.command()
 @_common
 @_default("--schemes", "int8,int4,nf4", "How to round.", callback=_parts(str))
-def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
+def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> Answer:
     """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
     from axolotl_unlearn.attacks.quantise import quantise_attack
 
     _, subject, control, store = _subjects(data_dir, out, options, limit)
-    _finish(out, data_dir, quantise_attack(subject, store, control=control, **options))
+    return _found(out, data_dir, quantise_attack(subject, store, control=control, **options))
 
 
 @command.command()
@@ -133,7 +134,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
 @_default("--train-batch", 8, "Rows a step.", type=COUNT)
 @_default("--lora-rank", 0, "0 trains all weights.", type=click.IntRange(0))
 @_SEED
-def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -> None:
+def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -> Answer:
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
@@ -145,7 +146,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
     steps, batch, rank = (options.pop(name) for name in ("steps", "train_batch", "lora_rank"))
     how = {"steps": steps, "how": Training(lr, batch, rank, options["seed"])}
     rows = chosen_rows(source, subject.records, data_dir, **options)
-    _finish(out, data_dir, relearn_attack(subject, store, **rows, **how, control=control))
+    return _found(out, data_dir, relearn_attack(subject, store, **rows, **how, control=control))
 
 
 @command.command()
@@ -154,7 +155,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
 @_default("--prefixes", "0.25,0.5", callback=_parts(float))
 @_default("--examples", "1,4", callback=_parts(int))
 @_SEED
-def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
+def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> Answer:
     """Ask in other ways: part of the answer, another wording, examples in front."""
     from axolotl_unlearn.attacks.prompt import prompt_attack, read_paraphrases
     from axolotl_unlearn.attacks.target import read_side
@@ -162,9 +163,7 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     path, subject, control, store = _subjects(data_dir, out, options, limit)
     retain = read_side(data_dir, "retain")[1] if "examples" in options["variants"] else []
     others = {"retain": retain, "paraphrases": read_paraphrases(path), "control": control}
-    result = prompt_attack(subject, store, **others, **options)
-    _finish(out, data_dir, result)
-    show(*(f"Not asked: {name} ({why})." for name, why in result["skipped"].items()))
+    return _found(out, data_dir, prompt_attack(subject, store, **others, **options))
 
 
 def _members(function: Callable) -> click.Command:
@@ -187,7 +186,7 @@ def _members(function: Callable) -> click.Command:
     @DTYPE
     @functools.wraps(function)
     def run(models: tuple[str, ...], out: Path, names: str | None, listed: bool,
-            extensions: tuple[str, ...], **options: Any) -> None:  # fmt: skip
+            extensions: tuple[str, ...], **options: Any) -> Answer:  # fmt: skip
         from axolotl_unlearn.attacks.members import attack_models, chosen, said
         from axolotl_unlearn.attacks.registry import attacks
         from axolotl_unlearn.attacks.results import save
@@ -195,8 +194,7 @@ def _members(function: Callable) -> click.Command:
         kind, known = function.__name__, attacks(extensions)
         some = chosen(known, names, kind == "inside")
         if listed:
-            show(*map(str, some))
-            return
+            return Answer({"attacks": [*map(str, some)]}, map(str, some))
         if not models:
             says = "name at least one model to attack: a folder, or NAME=FOLDER."
             raise UnlearnError(says, code="attack.no-model")
@@ -204,7 +202,7 @@ def _members(function: Callable) -> click.Command:
         for file in attack_models(models, some, kind=kind, **options):
             made.append({"file": save(out, file), **file})
             show(*said(file), f"Written: {made[-1]['file']}")
-        answer(**(made[0] if len(made) == 1 else {"results": made}))
+        return Answer(made[0] if len(made) == 1 else {"results": made})
 
     return command.command()(run)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, answer, fitted, show
+from axolotl_unlearn.cli._options import PATH, Answer, show
 
 
 @click.command("check")
@@ -22,7 +22,7 @@ from axolotl_unlearn.cli._options import PATH, answer, fitted, show
     metavar="N",
     help="Print N rows of each side as the model will read them.",
 )
-def command(config: Path, full: bool | None, rows: int) -> None:
+def command(config: Path, full: bool | None, rows: int) -> Answer:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
     Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
@@ -47,11 +47,11 @@ def command(config: Path, full: bool | None, rows: int) -> None:
 
         full = "axolotl.cli.main" in sys.modules if full is None else full
         faults, summary, facts = check(config, full, rows)
-    answer(ready=not faults, faults=faults, **facts)
     show(*summary)
     for fault in faults:
-        click.secho(fitted(f"  ✗ {fault}"), fg="red", err=True)
+        click.secho(f"  ✗ {fault}", fg="red", err=True)
     if faults:
         click.echo(f"{config}: {len(faults)} fault{'s' * (len(faults) > 1)}", err=True)
-        raise SystemExit(2)
-    click.secho(fitted(f"{config}: ready; run `{then}`"), fg="green")
+    else:
+        click.secho(f"{config}: ready; run `{then}`", fg="green")
+    return Answer({"ready": not faults, "faults": faults, **facts}, exit=2 if faults else 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shlex import quote
 
 import click
 
-from axolotl_unlearn.cli._options import FILE, PATH, Answer, read_json
+from axolotl_unlearn.cli._options import FILE, PATH, Answer
 
 BACKENDS = click.Choice(["transformers", "vllm"])
 
@@ -62,7 +63,8 @@ def command(models: tuple[str, ...], quiet: bool, **options):
     asked = Options(progress=not quiet, **options)
     evaluate(specs, data, asked)
     out = options["out_dir"]
-    found, judged = read_json(file := out / "results.json"), answer_of(out)
+    file, judged = out / "results.json", answer_of(out)
+    found = json.loads(file.read_text("utf-8"))
     coins = [one for one in found["models"] if "canaries" in one]
     said = [
         *(table(judged), *judged.reasons),

@@ -15,7 +15,7 @@ from axolotl_unlearn.cli._options import PATH, Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
-#: Kind -> options that it needs.
+#: Kind -> options that it needs. Those of other kinds it refuses.
 _NEEDS = {
     "npo": ("forget", "retain"),
     "match": ("forget", "retain", "heldout", "teacher"),
@@ -56,6 +56,10 @@ def command(kind: str, out: Path | None, **given):
         raise UnlearnError(
             f"--kind {kind} needs {' and '.join(missing)}{how}.", code="init.missing"
         )
+    others = {name for needed in _NEEDS.values() for name in needed} - {*_NEEDS[kind]}
+    if strange := [f"--{name}" for name in sorted(others) if given[name]]:
+        says = f"--kind {kind} does not use {' and '.join(strange)}"
+        raise UnlearnError(f"{says}; leave it out, or name another kind.", code="init.not-used")
     files = [given[name] for name in ("forget", "retain", "heldout", "data") if given[name]]
     if gone := [str(file) for file in files if not file.is_file()]:
         says = f"{' and '.join(gone)}: no such file"

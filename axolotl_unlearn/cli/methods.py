@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axolotl_unlearn.cli._options import answer
+from axolotl_unlearn.cli._options import Answer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.objectives import Objective
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("methods")
 @click.argument("name", required=False)
-def command(name: str | None) -> None:
+def command(name: str | None) -> Answer:
     """List the objectives and presets, or show one of them whole.
 
     An objective is shown with its formula, parameters and source, a preset with the block that it
@@ -34,10 +34,6 @@ def command(name: str | None) -> None:
     if name and name not in known and name not in presets:
         near = nearest(name, [*known, *presets])
         raise click.UsageError(f"no objective or preset is called {name!r}{near}.")
-    answer(
-        objectives=[_facts(known[each]) for each in sorted(known) if name in (None, each)],
-        presets={each: preset_text(each) for each in presets if name in (None, each)},
-    )
     if name in presets:
         click.echo(preset_text(name).rstrip())
     elif name:
@@ -49,6 +45,9 @@ def command(name: str | None) -> None:
             _headline(known[each])
         click.echo("Presets, `unlearn: {preset: NAME}`: " + ", ".join(presets))
         click.echo("More about one of them: axolotl-unlearn methods NAME")
+    objectives = [_facts(known[each]) for each in sorted(known) if name in (None, each)]
+    shown = {each: preset_text(each) for each in presets if name in (None, each)}
+    return Answer({"objectives": objectives, "presets": shown})
 
 
 def _facts(objective: Objective) -> dict[str, Any]:

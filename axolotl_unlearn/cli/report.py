@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, Answer, read_json
+from axolotl_unlearn.cli._options import PATH, Answer
 
 
 @click.command("report")
@@ -29,5 +30,10 @@ def command(folder: Path, out: Path | None, attacks: Path | None):
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     judged = answer_of(results, extras["attack_results"])
-    facts = {"page": page, "file": file, **read_json(file), "verdicts": judged.labels}
+    facts = {
+        "page": page,
+        "file": file,
+        **json.loads(file.read_text("utf-8")),
+        "verdicts": judged.labels,
+    }
     return Answer(facts, [table(judged), *judged.reasons, f"Report: {page}"])

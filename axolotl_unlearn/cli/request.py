@@ -179,10 +179,10 @@ def plan(folder: Path):
 @command.command("run")
 @_FOLDER
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
-@click.option("--threads", type=COUNT, help="[all cores]")
+@click.option("--threads", type=COUNT, help="[all cores; those of shards]")
 @click.option("--way", type=click.Choice(("shards", "retrain", "match", "auto")),
               help="[auto, or that of an earlier start]")  # fmt: skip
-@click.option("--processes", default=1, type=COUNT, help="Of each training.")
+@click.option("--processes", default=1, type=COUNT, help="Of each training but shards.")
 def run(folder: Path, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
@@ -311,6 +311,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         show(*said)  # before anything goes
         click.echo("removing what is listed so, then searching again", err=True)
         count = places_left(erasing.erase(planned))
+        facts |= planned.facts() | {"places": count}
     left = "whether deleted texts are left was not searched"
     if count is not None:
         left = f"deleted texts are left in {counted(count, 'file')}"

@@ -19,7 +19,7 @@ def command() -> None:
 @click.option("--by", required=True, help="Field that says whose a row is, as meta.person.")
 @click.option("--out", required=True, type=PATH, help="Folder to make; model/ is the result.")
 @click.option("--count", default=8, type=COUNT, help="Shards.")
-@click.option("--threads", type=COUNT, help="Of a training.  [all cores]")
+@click.option("--threads", type=COUNT, help="Of a training.  [all cores, or as before]")
 def train(config: Path, by: str, out: Path, count: int, threads: int | None):
     """One adapter for each shard of CONFIG's rows, and a router; goes on if stopped.
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-import tempfile
 from argparse import ArgumentParser
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 
-from axolotl_unlearn.cli._options import answer, read_json, wanted
+from axolotl_unlearn.cli._options import Answer
 from axolotl_unlearn.errors import UnlearnError
 
 #: Options of lm_eval that are looked at here.
 _LOOKED = ArgumentParser(add_help=False, allow_abbrev=False)
 _LOOKED.add_argument("--tasks", "-t", nargs="+", default=[])
 _LOOKED.add_argument("--include_path")
-_LOOKED.add_argument("--output_path", "-o")
 
 
 @click.group()
@@ -34,7 +34,7 @@ def command() -> None:
     add_help_option=False,
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
+def run(arguments: tuple[str, ...]) -> Answer | None:
     """Run lm_eval with `--model hf-unlearn` and our tasks known to it.
 
     All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another. The
@@ -48,10 +48,12 @@ def run(arguments: tuple[str, ...]) -> None:
     """
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())
-        return
+        return None
     looked, given = _LOOKED.parse_known_args([*map(_base_and_adapter, arguments)])
     tasks = [name for word in looked.tasks for name in word.split(",") if name]
     from lm_eval.__main__ import cli_evaluate
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.utils import handle_non_serializable
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
@@ -59,29 +61,34 @@ def run(arguments: tuple[str, ...]) -> None:
     # lm_eval takes a folder of the working folder for the task that it is named like: a name that
     # stands there twice it looks up.
     twice = [one for one in tasks if Path(one).is_dir() and not any(Path(one).glob("*.yaml"))]
-    place, before = looked.include_path or str(task_folder()), sys.argv
-    given += [*(["--tasks", *tasks, *twice] if tasks else []), "--include_path", place]
+    given += ["--tasks", *tasks, *twice] if tasks else []
+    given += ["--include_path", looked.include_path or str(task_folder())]
+    save, found = EvaluationTracker.save_results_aggregated, []
+
+    def kept(tracker: EvaluationTracker, results: dict, samples: dict | None = None) -> None:
+        """Wherever it writes them, and if it writes them at all."""
+        save(tracker, results, samples)
+        found.append(json.loads(json.dumps(results, default=handle_non_serializable)))
+
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            if out := looked.output_path or folder * wanted():
-                given += ["--output_path", out]
-            sys.argv = ["lm_eval", *given]
+        with (
+            patch.object(EvaluationTracker, "save_results_aggregated", kept),
+            patch.object(sys, "argv", ["lm_eval", *given]),
+        ):
             cli_evaluate()
-            answer(results=[read_json(path) for path in Path(folder).rglob("results_*.json")])
     except UnlearnError:  # a sentence of ours quotes no row
         raise
     except Exception as error:
         if click.get_current_context().find_root().params.get("debug"):
             raise
-        if unknown := _unknown(tasks, place):
+        if str(error).startswith("Tasks not found: "):  # with the names that were typed
             ours = sorted(p.name for p in task_folder().iterdir() if (p / "utils.py").is_file())
-            says, cure = f"lm_eval knows no task {unknown[0]!r}", f"ours are {', '.join(ours)}"
-            raise UnlearnError(f"{says}; {cure}.", code="tasks.unknown") from None
+            says = f"lm_eval says: {error}; ours are {', '.join(ours)}."
+            raise UnlearnError(says, code="tasks.unknown") from None
         says = f"lm_eval ended with {type(error).__name__}"
         cure = "what it says may quote rows: `axolotl-unlearn --debug tasks run ...` shows it"
         raise UnlearnError(f"{says}; {cure}.", code="tasks.lm-eval") from None
-    finally:
-        sys.argv = before
+    return Answer({"results": found})
 
 
 def _base_and_adapter(word: str) -> str:
@@ -103,12 +110,3 @@ def _base_and_adapter(word: str) -> str:
     own = any(is_tokenizer(path.name) for path in Path(spec.adapter).iterdir())
     more = f",tokenizer={spec.adapter}" if own and "tokenizer=" not in word else ""
     return word.replace(found[0], f"pretrained={spec.model},peft={spec.adapter}{more}")
-
-
-def _unknown(tasks: list[str], place: str) -> list[str]:
-    """Names of tasks that lm-eval cannot find."""
-    from lm_eval.tasks import TaskManager
-
-    names = [name for name in tasks if "/" not in name]
-    manager = TaskManager(include_path=place) if names else None
-    return [name for name in names if not manager.match_tasks([name])]

@@ -137,7 +137,7 @@ def inputs(cfg: dict[str, Any]) -> tuple[list[str], list[Path]]:
     settings.append(json.dumps([cfg.get(key) for key in (*KEYS, *SETTINGS)], default=str))
     files += [file for entry in entries for file in _data_files(entry)]
     for key in ("base_model", "base_model_config", "tokenizer_config"):
-        files += _tokenizer_files(str(cfg.get(key) or "nowhere"), cfg.get("revision_of_model"))
+        files += _tokenizer_of(str(cfg.get(key) or "nowhere"), cfg.get("revision_of_model"))
     named = [cfg.get("chat_template_jinja")]
     if cfg.get("unlearn"):
         data = parse_unlearn(cfg["unlearn"]).data
@@ -152,12 +152,17 @@ def inputs(cfg: dict[str, Any]) -> tuple[list[str], list[Path]]:
     return settings, [*dict.fromkeys(files)]
 
 
-def _tokenizer_files(name: str, revision: str | None) -> list[Path]:
+def _tokenizer_of(name: str, revision: str | None) -> list[Path]:
     folder = Path(name)
     if not folder.is_dir():
         from axolotl_unlearn.models import cached_on_hub
 
         folder = cached_on_hub(name, revision) or folder
+    return tokenizer_files(folder)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What of a model's folder decides its tokens: tokenizer, templates, config and code."""
     found = [path for path in folder.glob("*") if _TOKENIZER_FILES.fullmatch(path.name)]
     return sorted(p for p in [*found, *folder.glob("additional_chat_templates/*")] if p.is_file())
 

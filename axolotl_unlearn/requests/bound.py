@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.prepared import tokenizer_files
 from axolotl_unlearn.device import hardware
 from axolotl_unlearn.models import cached_on_hub
 from axolotl_unlearn.requests import rows as rows_of
@@ -81,25 +82,30 @@ def require(
 def base(name: str, revision: str | None = None) -> dict[str, Any]:
     """Digests of a model's weights, config and tokenizer; of one on the hub, of its copy in the
     cache, with the revision that it is of."""
-    folder, here = Path(name), Path(name).is_dir()
+    folder, here = Path(name), os.path.isdir(name)
     if not here and (cached := cached_on_hub(name, revision)):
         folder, revision = cached, cached.name
+    others = (path for kind in ("*.safetensors", "*.bin", "*.json") for path in folder.glob(kind))
     found = {
-        path.name: digest(path)
-        for pattern in ("*.safetensors", "*.bin", "*.json", "tokenizer.model", "*.jinja", "*.py")
-        for path in sorted(folder.glob(pattern))
+        path.relative_to(folder).as_posix(): digest(path)
+        for path in sorted({*tokenizer_files(folder), *others})
         if path.is_file() and path.name not in ("trainer_state.json", "training_args.bin")
     }
     return {"name": folder.name if here else name, "revision": revision, **found}
 
 
 def elsewhere(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of a tokenizer or chat template that the config takes from another place."""
-    found: dict[str, Any] = {}
-    for key in ("tokenizer_config", "chat_template_jinja"):
-        place = Path(str(config.get(key) or "")[:4096])
-        if config.get(key) and os.path.exists(place):
-            found[key] = base(str(place)) if place.is_dir() else digest(place)
+    """Digests of what the config names beside base and rows: a tokenizer of another model, files
+    (chat templates, settings of DeepSpeed)."""
+    named, found = dict(rows_of.settings(config)), dict[str, Any]()
+    for side in ("datasets", "test_datasets"):
+        for number, entry in enumerate(rows_of.row_types(rows_of.entries(config, side))):
+            named |= {f"{side}[{number}].{key}": value for key, value in entry.items()}
+    for key, place in named.items():
+        if isinstance(place, str) and os.path.isfile(place):
+            found[key] = digest(Path(place))
+        elif place and key in ("tokenizer_config", "base_model_config"):
+            found[key] = base(str(place), config.get("revision_of_model"))
     return found
 
 

@@ -186,12 +186,13 @@ def size_of(path: Path) -> int:
 
 
 def hub_cache() -> list[Path]:
-    """Caches of Hugging Face: prepared data sets, and what was downloaded."""
-    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    datasets = os.environ.get("HF_DATASETS_CACHE", cache / "datasets")
-    hub = os.environ.get("HF_HUB_CACHE", cache / "hub")
-    places = dict.fromkeys(Path(place).expanduser() for place in (datasets, hub))
-    return [place for place in places if place.is_dir()]
+    """Caches of Hugging Face where they are by its own settings: prepared data sets, and what was
+    downloaded."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    named = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return [place for place in dict.fromkeys(map(Path, named)) if place.is_dir()]
 
 
 def _decoder(models: Iterable[str]) -> Decode | None:

@@ -27,11 +27,14 @@ from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import Ledger, Request, fault, lines_of, write_lines
 
-#: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
+#: Keys of a ``datasets`` entry that say where rows are, and not how they are read; `skip` says
+#: nothing: Axolotl has it of streams alone.
 PLACE = (
     "path", "ds_type", "split", "name", "data_files", "revision", "trust_remote_code", "shards",
     "shards_idx", "preprocess_shards", "skip",
 )  # fmt: skip
+#: With one of these Axolotl trains on rows that it draws.
+DRAWN = ("shards", "preprocess_shards", "weight")
 #: Settings of a run that have no say in its weights, or would take them from an earlier run.
 RUN = (
     "output_dir", "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
@@ -110,13 +113,15 @@ def once(rows: Iterable[Source]) -> list[Source]:
 
 
 def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
-    if entry.get("shards") or entry.get("preprocess_shards"):
-        says = f"`{key}[{number}].shards`: which rows made the model cannot be told from a shard"
+    # Even one shard is in another order; a weight of 1 does nothing.
+    drawn = (name for name in DRAWN if entry.get(name) and (name, entry[name]) != ("weight", 1))
+    if part := next(drawn, None):
+        says = f"`{key}[{number}].{part}`: which rows made the model cannot be told from a part"
         raise fault("requests.shard-of-rows", f"{says}; write its rows to a file and name that.")
-    first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
+    path = Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
-        return [dict(row) for _, row in read_rows(path)][first:]
+        return [dict(row) for _, row in read_rows(path)]
     from axolotl.utils.data.shared import load_dataset_with_config
 
     from axolotl_unlearn.versions import DictDefault
@@ -126,7 +131,7 @@ def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, 
         if isinstance(rows, dict):  # as Axolotl takes one of several splits
             side = "train" if key == "datasets" else "test"
             rows = rows[entry["split"] if entry.get("split") in rows else side]
-        return [dict(row) for row in rows][first:]
+        return [dict(row) for row in rows]
     except Exception as error:  # `datasets` raises what its readers raise
         where, why = f"`{key}[{number}].path: {entry.get('path')}`", type(error).__name__
         says = f"{where} cannot be read ({why}); the rows that made the model are needed."

@@ -85,8 +85,10 @@ def run_request(
             write(request.folder)
         else:
             ledger.refuse_twice(request.id)
-            run = stack.enter_context(running(request, threads, processes))
+            given = threads, processes
+            run = stack.enter_context(running(request, *given))
             take(request, way)
+            getattr(way_of(request.way["way"]), "fits", lambda *_: None)(request, *given)
             carry_out(request, run, accept)
         return json.loads(request.path("verdict.json").read_text("utf-8"))
 

@@ -203,3 +203,9 @@ def test_transfer_by_hand():
     assert transfer.weights().shape == (124,)
     # Mean log-probability is the third feature: the better known text has +1 there.
     assert found[0, 2] == 1.0
+
+
+def test_the_list_of_attacks_is_printed():
+    """Its group prints what a command of the plugin answers."""
+    said = CliRunner().invoke(research, ["membership", "--list"]).output
+    assert "\niam: sees " in said, said

@@ -2,8 +2,8 @@
 
 ``retrain`` trains the base on the remaining rows and is exact: no step that made the model read a
 deleted row. ``shards`` does so with one part of a model that was made for it.
-``match`` unlearns, for models whose training cannot be repeated. Another way is one
-more module, with these:
+``match`` unlearns, for models whose training cannot be repeated. Another way is a name more in
+`WAYS` and in the choice of `request run --way`, and a module with these:
 
     EXACT  SHOWS                 whether it ends with ``exact.json``; what it shows, in a few words
     prepare(request)             writes what it trains with; returns ``way.json``
@@ -11,6 +11,8 @@ more module, with these:
     make(request, run)           trains into ``work/model``
     require(request)             raises if what it stands on was changed since `prepare`; called
                                  before the model is handed over
+    fits(request, threads, processes)
+                                 if there: raises where it cannot train with these
     hand_over(request)           if there: after ``work/model`` has become ``model``; again after a
                                  kill
     outputs(request)             if there: more folders that hold the old model or rows, for `erase`

@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.device import hardware
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
@@ -51,6 +52,8 @@ REFUSED = """
     max_steps val_set_size lora_model_dir peft_use_dora load_best_model_at_end
     early_stopping_patience
 """.split()
+#: Of packages, those whose version decides the bits of an adapter.
+BITS = ("axolotl", "torch", "transformers", "peft")
 #: Shards are trained without a look at held-out rows.
 _LOOKS = ("eval_", "evals_per_epoch", "test_datasets", "do_bench_eval", "do_causal_lm_eval")
 #: Vectors of rows that are nobody's: each row has its own until there are more.
@@ -90,6 +93,7 @@ def train_shards(
     if facts | told != facts or (not there and out.exists() and any(out.iterdir())):
         says = f"{out} holds something else; give --out a new folder."
         raise fault("shards.other-folder", says)
+    as_trained(facts, threads)
     rows = cut(rows_of.remaining(config_path, config), facts)  # before a folder is made
     work, model = private_folder(private_folder(out) / "work"), out / "model"
     with held(out) as lock:
@@ -127,6 +131,17 @@ def load(folder: Path, model: Path | None = None) -> dict[str, Any]:
     return facts
 
 
+def as_trained(facts: Mapping[str, Any], threads: int | None, processes: int = 1) -> None:
+    """Raises `UnlearnError`: asked for other threads than those of the shards, or for more
+    processes than one; a product would have other bits than those of the shards that stay."""
+    if threads not in (None, facts["threads"]):
+        says = f"the shards were trained with {counted(facts['threads'], 'thread')}"
+        raise fault("shards.threads", f"{says}; leave --threads out, or give it that number.")
+    if processes != 1:
+        says = "each shard is trained by one process"
+        raise fault("shards.processes", f"{says}; leave --processes out, or use --way retrain.")
+
+
 def _keyed(facts: Mapping[str, Any], row: str) -> int:
     """How a deleted row is known again, without its id: 64 bits."""
     return place(bytes.fromhex(facts["key"]), row, 1 << 64)
@@ -161,7 +176,9 @@ def _keys(
     rows: rows_of.Sides, config: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, str]:
     """What the adapter of each shard is the result of: equal keys, equal bits."""
-    told = bound.facts(config) | {"versions": None}, facts["count"], facts["threads"]
+    now = bound.facts(config)
+    now |= {"versions": {name: now["versions"].get(name) for name in BITS}, "device": hardware()}
+    told = now, facts["count"], facts["threads"]
     found: dict[str, str] = {}
     for shard, parts in rows.items():
         digests = bound.of_rows({"train": parts, "test": []})
@@ -344,6 +361,11 @@ def require(request: Request) -> dict[str, Any]:
         raise fault("requests.overtaken", f"{request.folder}: {says}.")
     retrain.require(request)
     return facts
+
+
+def fits(request: Request, threads: int | None, processes: int) -> None:
+    """Of `as_trained`."""
+    as_trained(load(request.path(request.way["shards"])), threads, processes)
 
 
 def make(request: Request, run: Steps) -> None:
