@@ -61,12 +61,29 @@ def dpo(model, reference, batch, rows, alternatives, beta) -> Tensor:
     return torch.stack(values).mean()
 
 
-def flat(model, batch, rows, alternatives) -> Tensor:
-    """Total variation: g and f* of f-GAN's tables 2 and 6 (arXiv 1606.00709), as printed."""
+def f_divergence(name: str) -> tuple:
+    """Activation g and conjugate f* of f-GAN's tables 2 and 6 (arXiv 1606.00709), as printed."""
+    return {
+        "total_variation": (lambda v: 0.5 * torch.tanh(v), lambda t: t),
+        "jensen_shannon": (
+            lambda v: math.log(2) - torch.log(1 + torch.exp(-v)),
+            lambda t: -torch.log(2 - torch.exp(t)),
+        ),
+        "pearson": (lambda v: v, lambda t: t**2 / 4 + t),
+        "kl": (lambda v: v, lambda t: torch.exp(t - 1)),
+        "reverse_kl": (lambda v: -torch.exp(-v), lambda t: -1 - torch.log(-t)),
+        "hellinger": (lambda v: 1 - torch.exp(-v), lambda t: t / (1 - t)),
+        "neyman": (lambda v: 1 - torch.exp(-v), lambda t: 2 - 2 * torch.sqrt(1 - t)),
+        "jeffrey": (lambda v: v, lambda t: t + t**2 / 4 + t**3 / 16),
+    }[name]
+
+
+def flat(model, batch, rows, alternatives, divergence) -> Tensor:
+    g, conjugate = f_divergence(divergence)
     values = []
     for worse, better in zip(rows, alternatives, strict=True):
         p, other = (row_logps(model, batch, r).exp().mean() for r in (worse, better))
-        values.append(0.5 * torch.tanh(p) - 0.5 * torch.tanh(other))
+        values.append(conjugate(g(p)) - g(other))
     return torch.stack(values).mean()
 
 

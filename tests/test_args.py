@@ -104,7 +104,7 @@ PUBLISHED = {
     "tofu-po": {"po": (1, {}), "nll": (1, {})},
     "tofu-idk-dpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
     "altpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
-    "flat-tofu": {"flat": (1, {})},
+    "flat-tofu": {"flat": (1, {"divergence": "total_variation"})},
     "ails-ntua": {
         "ga": (0.125, {"reduction": "sequence"}), "nll": (0.4375, {"reduction": "sequence"})
     },

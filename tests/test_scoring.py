@@ -18,6 +18,7 @@ from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.objectives.preference import _DIVERGENCES
 from axolotl_unlearn.reference.start import check_trained, make_reference
 
 FORGET, RETAIN, ALTERNATIVES = [0, 1, 2], [3, 4], [5, 6, 7]
@@ -112,11 +113,14 @@ CASES = {
         {"objective": "dpo", "beta": 0.3},
         lambda m, r, b: plain.dpo(m, r, b, FORGET, ALTERNATIVES, 0.3),
     ),
-    "flat": (
-        "forget",
-        {"objective": "flat"},
-        lambda m, r, b: plain.flat(m, b, FORGET, ALTERNATIVES),
-    ),
+    **{
+        f"flat-{name}": (
+            "forget",
+            {"objective": "flat", "divergence": name},
+            lambda m, r, b, name=name: plain.flat(m, b, FORGET, ALTERNATIVES, name),
+        )
+        for name in _DIVERGENCES
+    },
     "ceu": ("forget", {"objective": "ceu"}, lambda m, r, b: plain.ceu(m, b, FORGET)),
     **{
         config["objective"]: (
