@@ -103,7 +103,8 @@ def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator
     try:
         method = merge_methods.get(str(name))
     except (KeyError, RuntimeError):
-        return  # mergekit refuses it, and a parameter that its method needs, by name
+        yield "unknown-method", f"`merge_method: {name}` is none of mergekit's; correct it."
+        return
     known = {parameter.name: parameter for parameter in method.spec.parameters}
     common, *own = ({**(one.get("parameters") or {})} for one in (recipe, *models))
     for key in sorted({key for one in (common, *own) for key in one} - known.keys()):
@@ -113,6 +114,10 @@ def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator
         for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
             says = f"{one}: mergekit does not read `{key}` here; put it under `parameters`"
             yield "unknown-parameter", f"{says} of the recipe, or remove it."
+    for key in (key for key, one in known.items() if one.required and key not in common):
+        for one, its in zip(named, own, strict=True):
+            if key not in its and one != base:
+                yield "no-parameter", f"{one} has no `{key}`; {name} needs it: write it."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:
