@@ -156,6 +156,9 @@ CONFIGS = {
     "a metric that one phase alone gives": (
         config(**LOOKS, unlearn={"phases": PHASES}, num_epochs=None), "forget_nll, loss.",
     ),
+    "a part of an epoch with phases": (
+        config(unlearn={"phases": PHASES}, num_epochs=None, saves_per_epoch=2), "give `save_steps`",
+    ),
     "the greatest loss is the best": (
         config(**LOOKS | {"greater_is_better": None}), "set `greater_is_better: false`",
     ),

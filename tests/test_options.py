@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from unittest import mock
@@ -12,7 +13,7 @@ import torch
 from test_train_axolotl import adapter, config, logs, stage, train  # noqa: F401
 
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults, setting_notes
+from axolotl_unlearn.checks.config import config_faults, run_notes, setting_notes
 
 RUN = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3, "learning_rate": 1e-3,
        "lr_scheduler": "linear"}  # fmt: skip
@@ -103,6 +104,24 @@ def test_options_without_effect_are_noted(stage, plain):  # noqa: F811
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
+def test_an_adapter_to_begin_with_keeps_its_shape(stage, plain):  # noqa: F811
+    """PEFT reads the folder's own settings: those of the config passed without a word."""
+    shape = {"lora_r": 9, "lora_alpha": 999, "lora_dropout": 0.5, "peft_use_dora": True,
+             "lora_target_modules": ["q_proj"], "lora_modules_to_save": ["lm_head"],
+             "peft_layers_to_transform": [0], "peft_use_rslora": True}  # fmt: skip
+    start = {"lora_model_dir": str(plain), "max_steps": 1}
+    saved = json.loads((plain / "adapter_config.json").read_text())
+    same = {"lora_r": saved["r"], "lora_alpha": saved["lora_alpha"],
+            "lora_target_modules": saved["target_modules"][::-1]}  # fmt: skip
+    found = []
+    for given, names in ((shape, [*shape]), (same, [])):
+        cfg = config(stage, "x") | RUN | start | given
+        notes = [one for one in setting_notes(cfg) if "`lora_model_dir`" in one]
+        assert sorted(one.split("`")[1].split(":")[0] for one in notes) == sorted(names)
+        found.append(adapter(train(stage, "options-start", **RUN | start | given)))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -160,6 +179,17 @@ def test_a_warmup_that_is_not_over_is_said(stage, caplog):  # noqa: F811
     found = train(stage, "cold", **RUN | {"max_steps": 1, "save_steps": 1, "warmup_steps": 2})
     assert "`warmup_steps: 2` is not over when the run ends, after 1 step:" in caplog.text
     assert all(not weight.any() for name, weight in adapter(found).items() if "lora_B" in name)
+
+
+def test_looks_that_a_run_never_reaches_are_said(stage):  # noqa: F811
+    """Its targets stay where they were; what draws towards held-out rows never begins."""
+    block = {"forget": {"objective": "match"}, "retain": {"objective": "kl"},
+             "reference": {"model": "other"}}  # fmt: skip
+    for every, said in ((2, False), (5, False), (6, True), (None, False)):
+        level = {"heldout": "h.jsonl", "every": every}
+        cfg = config(stage, "x", unlearn=block | {"level": level})
+        notes = " ".join(run_notes(cfg, {"steps": 6}, 9, {}))
+        assert ("`unlearn.level.every: 6` is not reached" in notes) == said
 
 
 def optimizers() -> list[str]:

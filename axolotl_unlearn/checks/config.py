@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,9 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
            "long the run is; remove it.") for key in length),
+        *((args.phases and cfg.get(f"{what}s_per_epoch"),
+           f"`{what}s_per_epoch` takes the whole run for one epoch, whatever `unlearn.phases` say; "
+           f"give `{what}_steps`.") for what in ("save", "eval")),
         (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
         (sharding and args.level,
@@ -289,6 +292,8 @@ def setting_notes(cfg: dict) -> list[str]:
         (half and args and args.teacher and args.original is None,
          f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
          "the model before it as `unlearn.original`."),
+        *((True, f"`{key}: {cfg[key]!r}` does nothing here: the adapter of `lora_model_dir` stays "
+           f"as it was made ({there!r}).") for key, there in _not_taken(cfg)),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),
         (cfg.get("revision_of_model") and os.path.isdir(name),
          f"`revision_of_model` does nothing here: {short(name)[1:-1]} is a folder."),
@@ -302,6 +307,27 @@ def setting_notes(cfg: dict) -> list[str]:
          "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
          "whole ones: evaluate the merged model, which is another."),
     )  # fmt: skip
+
+
+#: Settings of an adapter that is made -> the key of adapter_config.json.
+_SHAPE = {
+    "lora_r": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules", "lora_modules_to_save": "modules_to_save",
+    "peft_layers_to_transform": "layers_to_transform", "peft_use_dora": "use_dora",
+    "peft_use_rslora": "use_rslora",
+}  # fmt: skip
+
+
+def _not_taken(cfg: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings that the adapter to begin with has otherwise, and what it has: it keeps its own."""
+    own = _said_in(cfg.get("lora_model_dir"), ADAPTER_CONFIG) if cfg.get("adapter") else None
+    for key, name in _SHAPE.items() if own else ():
+        given, there = (
+            sorted(map(str, one)) if isinstance(one, list) else one or None
+            for one in (cfg.get(key), own.get(name))
+        )
+        if given is not None and not isinstance(given, str) and given != there:
+            yield key, own.get(name)
 
 
 def _said_in(folder: Any, name: str) -> dict[str, Any] | None:
@@ -349,14 +375,20 @@ def _every(cfg: dict, what: str) -> float:
 def run_notes(
     cfg: Mapping[str, Any], plan: Mapping[str, int], longest: int, known: Mapping[str, Any]
 ) -> list[str]:
-    """A run that ends before its learning rate is what the config says, or before all rows were
-    read, and rows at positions that the model never learned; ``plan``: `estimate.steps`."""
+    """A run that ends before its learning rate is what the config says, before all rows were read
+    or before the first look, and rows at positions that the model never learned; ``plan``:
+    `estimate.steps`."""
     steps, unread = plan.get("steps", 0), plan.get("forget_rows_never_read", 0)
     most = known.get("max_position_embeddings") or known.get("n_positions") or longest
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
     warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
+    args = block_of(dict(cfg))
+    every = args.level.every if args and args.level else None
     return told(
+        (every and 0 < steps <= every,
+         f"`unlearn.level.every: {every}` is not reached before the run ends, after {ends}: nobody "
+         "looks on the way, so no target moves; give a lower number."),
         (0 < steps <= warmup,
          f"`{key}: {given}` is not over when the run ends, after {ends}: the learning rate stays "
          "below the one that is set."),
