@@ -363,6 +363,11 @@ def test_rows_of_each_kind(tmp_path):
     assert (text.prompt, text.rest) == ("one two", "\n\nthree  four") and not text.question
     assert (asked.prompt, asked.rest) == ("Q?", " A") and asked.question
     assert row.document == '"d"'
+    # A text in the place of a name stands in no table, and its rows stay together.
+    whole = {"document": "a secret " * 20, "question": "Q?", "answer": "A"}
+    path.write_text("".join(json.dumps(whole | {"id": one}) + "\n" for one in "ab"))
+    one, two = (item.document for item in read_items(path))
+    assert one == two and "secret" not in one
     path.write_text('{"id": "a", "label": 3}\n')
     with fails("audit.no-text"):
         read_items(path)

@@ -29,7 +29,7 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.data.documents import PAIRS, Answer
-from axolotl_unlearn.data.records import document_id, read_rows
+from axolotl_unlearn.data.records import document_id, document_of, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.served import Cut, Served
 from axolotl_unlearn.metrics import membership as lab
@@ -114,7 +114,7 @@ def read_items(path: Path) -> list[Item]:
         text = row.get("document") or row.get("text")
         if pair := next((p for p in PAIRS if all(row.get(one) for one in p)), None):
             asked, answer = (str(row[one]) for one in pair)
-            of = str(row.get("document") or document_id(name))
+            of = document_of(row.get("document")) or document_id(name)
             items.append(Item(of, asked.rstrip(), f" {answer.strip()}", True))
         elif isinstance(text, str) and text.strip():
             ends = [word.end() for word in re.finditer(r"\S+", text)]
