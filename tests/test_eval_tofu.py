@@ -434,7 +434,7 @@ def test_a_task_that_nobody_knows_is_named(option):
     """It is what was mistyped, of lm-eval's tasks and ours; a second word was not looked at."""
     done = run_tasks(*option, "--model_args", "pretrained=examples/tiny-olmo")
     assert done.exit_code == 2
-    assert "no task 'tofuu'; ours are muse, rwku, semeval_unlearn, tofu" in done.output
+    assert "Tasks not found: tofuu; ours are muse, rwku, semeval_unlearn, tofu" in done.output
 
 
 # ---------------------------------------------------------------- as training data
