@@ -34,6 +34,18 @@ Interval = tuple[float, float]
 Clusters = tuple[Sequence[Hashable], Sequence[Hashable]] | None
 
 
+class Cluster(str):
+    """The name of a cluster, with the ``document`` of its row: in an author of both members and
+    non-members these are what chance exchanges."""
+
+    document: str = ""
+
+    def __new__(cls, name: str, document: str) -> Cluster:
+        made = super().__new__(cls, name)
+        made.document = document
+        return made
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A score, or a difference of two, with what each cluster adds to its error.
