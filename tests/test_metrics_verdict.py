@@ -415,10 +415,11 @@ def test_a_baseline_of_few_authors_is_no_baseline_of_texts():
     model["membership"]["blind"]["length"] = {
         "auc": 0.75, "low": 0.3, "high": 0.95, "separates": False,
     }  # fmt: skip
-    for authors, outcome in ((200, "fail"), (10, "pass")):
+    for authors in (200, 10):
         for side in ("member", "nonmember"):
             model["likelihood"][f"{side}_cluster"] = [f"{side} {i % authors}" for i in range(200)]
-        assert {f.id: f.outcome for f in judge(model).findings}["control"] == outcome
+        found = {f.id: f.outcome for f in judge(model).findings}["control"]
+        assert (found == "fail") == (authors == 200)
 
 
 def test_long_texts_of_a_request_are_not_cut_off():
