@@ -207,3 +207,16 @@ def missed_nulls(one) -> int:
         found = attack_model(asked, *map(texts, sides), [one])["tests"][one.name]
         missed += not found["low"] <= 0.5 <= found["high"]
     return missed
+
+
+def authored(number: int, mark: str, seed: int, per: int = 5, verb: str = "paid") -> list[dict]:
+    """Rows of authors, each with a name of its own that no other has."""
+    rng = random.Random(f"{mark}{seed}")
+    rows = []
+    for a in range(number):
+        name = " ".join(f"{rng.choice('abcdef')}{rng.randrange(10**6)}" for _ in range(2))
+        for i in range(per):
+            rest = f"{rng.choice(FIRST)} {rng.randrange(10000)} in {rng.choice(CITIES)}"
+            rows.append({"id": f"{mark}{a}x{i}", "document": f"{name} {verb} {rest}",
+                         "author": f"{mark}{a}"})  # fmt: skip
+    return rows

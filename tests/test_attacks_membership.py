@@ -11,6 +11,7 @@ import pytest
 import torch
 from attack_models import (
     attacked,
+    authored,
     build,
     facts,
     make_members,
@@ -23,6 +24,7 @@ from attack_models import (
 from conftest import code_of
 from fault_codes import fails
 from numpy.testing import assert_allclose
+from scipy.stats import ttest_rel
 
 from axolotl_unlearn.attacks.members import (
     _learned,
@@ -35,6 +37,8 @@ from axolotl_unlearn.attacks.membership import inside
 from axolotl_unlearn.attacks.membership.likelihoods import binoculars, curvature
 from axolotl_unlearn.attacks.registry import Outcome, Target, attack, attacks
 from axolotl_unlearn.data.documents import Answer
+from axolotl_unlearn.evaluation.sets import cluster_of
+from axolotl_unlearn.metrics.learned import learned_attack
 from axolotl_unlearn.metrics.results import Attack, read
 
 REGISTRY = attacks()
@@ -100,8 +104,12 @@ def test_features_of_dataset_inference_by_hand():
 def test_dataset_inference_learns_from_one_half_and_keeps_documents_whole():
     rng = np.random.default_rng(0)
     documents = [f"d{i // 2}" for i in range(40)]
-    half = di.halves(documents, rng)
+    half, _ = di.halves(documents, ["o"], rng)
     assert half.sum() == 20 and all(half[::2] == half[1::2])
+    for half in di.halves(documents[:30], documents[10:], rng):  # d5 to d14 are on both sides
+        assert half.sum() in (14, 15, 16) and all(half[::2] == half[1::2])
+    one, two = di.halves(documents, documents, rng)
+    assert (one == two).all() and one.sum() == 20
     apart = [rng.normal(mean, 1, (40, 3)) for mean in (1, 0)]
     found = di.judge(*apart, documents, [f"o{i}" for i in range(40)])
     assert found.p < 0.001 and found.low > 0.5 and len(found.members) == 20
@@ -311,3 +319,67 @@ def test_beside_a_control_one_document_is_told_alone():
     assert alone["d0"][0] == 1 / 61 and beside["d0"][0] < 0.025 / 60
     assert beside["d0"][1] == "under"
     assert min(p for name, (p, _) in beside.items() if name != "d0") > 0.001
+
+
+def by_authors(rng, layout: str, shift: float):
+    """Features of the texts of 20 authors a side, whose effect is twice the noise, and clusters;
+    "documents": three texts each, which have an effect as well."""
+    effect = rng.normal(0, 1, (40, 6))
+    sizes = rng.integers(1, 12, (2, 20)) if layout == "unlike" else np.full((2, 20), 6)
+    first = np.arange(20), np.arange(20) + (10 if layout == "some" else 0)
+    sides = []
+    for mark, authors, size in zip("mn", first, sizes, strict=True):
+        own = np.repeat(authors, size)
+        names = [f"{mark}{i}" for i in range(len(own))]
+        x = effect[own] + rng.normal(0, 0.5, (len(own), 6)) + shift * (mark == "m")
+        if layout == "documents":
+            names = [f"{mark}{i // 3}sc{i % 3}" for i in range(len(own))]
+            x += np.repeat(rng.normal(0, 1, (len(own) // 3, 6)), 3, 0)
+        made = zip(names, own, strict=True)
+        sides.append((x, [cluster_of(mark, one, Answer("", author=f"{a}")) for one, a in made]))
+    (members, own), (others, theirs) = sides
+    return members, others, own, theirs
+
+
+@pytest.mark.parametrize("layout", ["same", "some", "unlike", "documents"])
+def test_authors_on_both_sides_are_no_tell_and_hide_none(layout):
+    """They were learned from on one side and told on the other: without a leak AUC .1, with one of
+    half an author's effect dataset inference found a third. 40 data sets: 7 of p < .05 or more
+    have a chance of .003."""
+    found = {}
+    for shift in (0.0, 0.6):
+        rows = []
+        for seed in range(40):
+            given = by_authors(np.random.default_rng(seed), layout, shift)
+            one = learned_attack(*given, repeats=1, permutations=99, seed=seed)
+            two = di.judge(*given, seed)
+            rows.append([one.auc, one.p <= 0.05, two.auc, two.p <= 0.05, np.mean(one.each <= 0.05)])
+        found[shift] = np.mean(rows, 0)
+    assert_allclose(found[0.0][[0, 2]], 0.5, atol=0.04)
+    assert max(found[0.0][[1, 3]]) < 7 / 40 and found[0.0][4] < 0.08
+    assert found[0.6][[0, 2]].min() > 0.65 and found[0.6][[1, 3]].min() > 0.8
+
+
+def test_of_pairs_alone_the_test_is_of_pairs():
+    """Authors that are all on both sides: Student's paired test of their held-out means."""
+    rng = np.random.default_rng(3)
+    members, others, own, theirs = by_authors(rng, "same", 0.2)
+    found = di.judge(members, others, own, theirs)
+    half, _ = di.halves(own, theirs, np.random.default_rng(0))
+    names = np.array(own)[~half]
+    means = [[side[names == name].mean() for name in dict.fromkeys(names.tolist())]
+             for side in (found.members, found.nonmembers)]  # fmt: skip
+    assert_allclose(found.p, ttest_rel(*means, alternative="greater").pvalue)
+
+
+def test_baselines_beside_attacks_go_by_author(place, tmp_path):
+    """Names of authors made exchangeable texts "tell members without any model"."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for side in ("member", "nonmember"):
+        lines = (json.dumps(row) + "\n" for row in authored(12, side, 1))
+        (data / f"{side}.jsonl").write_text("".join(lines))
+    words = ("membership", place / "retrained", "--attacks", "loss", "--data", data)
+    assert attacked(*words, "--out", tmp_path / "eval").exit_code == 0
+    file = json.loads((tmp_path / "eval/membership-retrained.json").read_text("utf-8"))
+    assert len(file["blind"]["baselines"]) == 4 and file["blind"]["warning"] is None

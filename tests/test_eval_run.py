@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import eval_model
 import pytest
 import torch
+from attack_models import authored
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
@@ -628,6 +629,21 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     for path in listed:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     assert not search([tmp_path], texts).left
+
+
+def test_baselines_go_by_author_and_read_prompts(home, tmp_path):
+    """Names of authors failed exchangeable texts; prompts that differ failed none."""
+    data, found = tmp_path / "data", {}
+    shutil.copytree(home / "data", data)
+    asked = {"member": "Tell the old tale: ", "nonmember": "Recite a new one: "}
+    for kind, prompts in (("authors", dict.fromkeys(asked, "")), ("prompts", asked)):
+        for side, prompt in prompts.items():
+            lines = (json.dumps(row | {"prompt": prompt}) + "\n" for row in authored(11, side, 2))
+            (data / f"{side}.jsonl").write_text("".join(lines))
+        (one,) = evaluate([str(home / "broken")], data, tmp_path / kind, **OPTIONS)
+        found[kind] = one["membership"]
+        assert set(one["membership"]["blind"]) == {"length", "zlib", "bag_of_words", "words_tfidf"}
+    assert found["authors"]["meaningful"] and not found["prompts"]["meaningful"]
 
 
 def test_intervals_of_membership_go_by_author():

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import eval_model
 import numpy as np
 import pytest
+from attack_models import authored
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
@@ -96,6 +97,17 @@ def test_a_folder_with_held_out_texts(home, held):
     assert held["held_out"] == {"texts": 25, "recited": 0, "warning": None}
     text = (home / "held.json").read_text()
     assert "sisters" not in text and json.loads(text)["counts"] == held["counts"]
+
+
+def test_names_of_documents_tell_no_baseline(home, tmp_path):
+    """Five texts a document, each with its name: "their words alone can tell"."""
+    for name in ("documents", "heldout"):
+        rows = [row | {"id": f"{row['author']}sc{i % 5}"}
+                for i, row in enumerate(authored(12, f"{name} 0", 3))]  # fmt: skip
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = audit(tmp_path / "documents.jsonl", "--model", home / "model", "--held-out",
+                  tmp_path / "heldout.jsonl", "--out", tmp_path / "a.json")  # fmt: skip
+    assert len(found["documents"]) == 12 and found["held_out"]["warning"] is None
 
 
 def test_a_folder_alone(home, tmp_path):

@@ -234,6 +234,62 @@ def test_differences_are_corrected_for_their_number():
     assert (back["low"], back["high"]) == (-gaps["forget"]["high"], -gaps["forget"]["low"])
 
 
+def drawn(rng, low: float, rows: int = 20) -> Scores:
+    cells = dict.fromkeys([f"{side}_{i}" for side in ("forget", "retain") for i in range(3)], 0.9)
+    cells["retain_0"] = low
+    return Scores(
+        {n: mean_of(1.0 * (rng.random(rows) < p), [(n, i) for i in range(rows)])
+         for n, p in cells.items()},
+        area_of(rng.random(30), rng.random(30)), mean_of(1.0 * (rng.random(60) < 0.7), range(60)),
+    )  # fmt: skip
+
+
+def test_a_cell_at_0_makes_no_difference_sure():
+    """All slopes were 0, and so was that model's error: of those with a zero cell 60 % had an
+    interval without 0. A cell of .08 in both models: there is no difference."""
+    rng, missed, told, zero = np.random.default_rng(5), [], [], 0
+    while zero < 60:
+        first, second = drawn(rng, 0.08), drawn(rng, 0.08)
+        values = [one.estimates["retain"].value for one in (first, second)]
+        if 0 not in values:
+            continue
+        zero += 1
+        gaps = first.differences(second)
+        for name in ("retain", "task_aggregate", "aggregate"):
+            gap = gaps[name]
+            assert gap["low"] <= gap["value"] <= gap["high"]
+            if name != "aggregate":  # the MIA score and utility vary beside it
+                missed.append(not gap["low"] <= 0 <= gap["high"])
+            told.append(gap["p"] < 0.05)
+    assert np.mean(missed) < 0.05 and not any(told)
+
+
+def test_a_cell_that_is_lost_is_found():
+    """0 of 20 against 18 of 20, and against none of 20: the second says nothing."""
+    rng = np.random.default_rng(6)
+    lost, kept = drawn(rng, 0.0), drawn(rng, 0.9)
+    for first, second, sign in ((lost, kept, -1), (kept, lost, 1)):
+        for name in ("retain", "task_aggregate"):
+            gap = first.differences(second)[name]
+            assert gap["p"] < 0.05 and sign * gap["value"] > 0
+            assert min(sign * gap["low"], sign * gap["high"]) > 0
+    gap = lost.differences(drawn(rng, 0.0))["retain"]
+    assert gap["value"] == 0 and gap["p"] == 1 and -gap["low"] > 0.3 < gap["high"]
+
+
+def test_p_of_ends_is_where_they_exclude_0():
+    rng = np.random.default_rng(7)
+    lost, kept = drawn(rng, 0.0), drawn(rng, 0.5)
+    p = lost._by_ends(kept, "retain")["p"]
+    for level, outside in ((1 - 1.02 * p, True), (1 - 0.97 * p, False)):
+        one, two = lost.intervals(level)["retain"], kept.intervals(level)["retain"]
+        value = kept.estimates["retain"].value
+        assert (value > math.hypot(one[1], value - two[0])) == outside
+    # Of G clusters never below what their signs say.
+    few = [Scores({"retain_0": mean_of([x] * 4, "abcd")}) for x in (0.0, 1.0)]
+    assert few[0]._by_ends(few[1], "retain")["p"] >= 2.0**-3
+
+
 @given(numbers, numbers)
 def test_auc_agrees_with_scikit_learn_and_is_symmetric(members, others):
     labels = [1] * len(members) + [0] * len(others)

@@ -89,8 +89,8 @@ def test_rows_of_one_document_stay_in_one_fold():
     assert together.p is None  # it was 1: "tells nothing"
     assert apart.p is not None
     # Three texts of each of the others too: documents can be exchanged again.
-    threes = np.repeat(np.arange(20), 3).tolist()
-    assert learned_attack(members, others, threes, threes, **options).p > 0
+    threes = [[f"{side}{i // 3}" for i in range(60)] for side in "mn"]
+    assert learned_attack(members, others, *threes, **options).p > 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -225,3 +225,26 @@ def test_a_document_of_several_texts_is_told_by_the_surest(monkeypatch):
     results = [{"name": "m", "role": "candidate"}]
     summary.add_learned(results, {"m": one}, sets)
     assert results[0]["learned"]["documents"] == {"d": 0.032, "e": 0.4}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3)])
+def test_documents_of_one_side_are_exchanged_as_wholes(features, sizes):
+    """Written out: folds by document, labels of documents of one size permuted."""
+    members, others = features[0][:48, 3:8], features[1][:36, 3:8]
+    names = [[f"{m}{i // n}" for i in range(len(side))]
+             for m, n, side in zip("mn", sizes, (members, others), strict=True)]  # fmt: skip
+    found = learned_attack(members, others, *names, permutations=20, seed=3)
+    count = 48 // sizes[0]
+    groups = np.concatenate([np.arange(48) // sizes[0], count + np.arange(36) // sizes[1]])
+    rng = np.random.default_rng(3)
+    predictor = _predictor(np.concatenate([members, others]), groups, 5, 4, rng)
+    labels = np.repeat((np.arange(groups.max() + 1) < count)[:, None], 21, 1)
+    for size in np.unique(np.bincount(groups)):
+        alike = np.flatnonzero(np.bincount(groups) == size)
+        labels[alike, 1:] = rng.permuted(labels[alike, 1:], axis=0)
+    each = [predictor @ column for column in labels[groups].T.astype(float)]
+    areas = [auc(s[c], s[~c]) for s, c in zip(each, labels[groups].T, strict=True)]
+    assert (found.auc, found.null) == (pytest.approx(areas[0]), pytest.approx(areas[1:]))
+    assert found.p == (
+        None if sizes == (2, 3) else (1 + sum(a > areas[0] - 1e-9 for a in areas[1:])) / 21
+    )

@@ -7,9 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from attack_models import authored
 from hypothesis import strategies as st
 from scipy import stats
 
+from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.membership import (
     ATTACKS,
@@ -270,3 +272,54 @@ def test_one_large_cluster_among_small_ones_leaves_power():
     found = sum(rank_test(drawn(1.19), drawn(), clusters) < 0.025 / 7 for _ in range(40))
     alarms = sum(rank_test(drawn(), drawn(), clusters) < 0.05 for _ in range(200))
     assert found >= 36 and alarms <= 18  # 10 expected; 19 or more has probability .006
+
+
+def of_authors(seed: int, mark: str, verb: str = "paid", **more):
+    rows = authored(24, mark, seed, verb=verb, **more)
+    return [row["document"] for row in rows], [row["author"] for row in rows]
+
+
+def test_names_of_authors_tell_nobody():
+    """Exchangeable texts, a name of its own to each author: AUC .98, separating, in every set."""
+    suspected = 0
+    for seed in range(6):
+        (members, own), (others, theirs) = (of_authors(seed, mark) for mark in "mn")
+        found = blind_baselines(members, others, (own, theirs))
+        suspected += blind_sentence(found) is not None
+        assert 0.3 < found["bag_of_words"]["auc"] < 0.65
+    assert suspected < 2
+    others, theirs = of_authors(0, "n", verb="owed")
+    found = blind_baselines(members, others, (own, theirs))
+    assert found["bag_of_words"]["separates"] and found["words_tfidf"]["separates"]
+
+
+def test_few_authors_train_no_baseline():
+    """What is missing shows nothing: the verdict says so."""
+    (members, own), (others, theirs) = (of_authors(1, mark) for mark in "mn")
+    found = blind_baselines(members[:45], others, (own[:45], theirs))
+    assert set(found) == {"length", "zlib"}
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_large_author_hides_no_difference(long):
+    """Of 60 texts beside 24 of others its own leave no error to estimate; a vote each does."""
+    members, own = of_authors(2, "m", per=1)
+    others, theirs = of_authors(
+        2, "n", per=1, verb="paid and later on also paid" if long else "paid"
+    )
+    members, own = members + members[:1] * 60, own + own[:1] * 60
+    assert blind_baselines(members, others, (own, theirs))["length"]["separates"] == long
+
+
+def test_baselines_read_the_prompt_as_the_model_does():
+    """Answers drawn alike to prompts that are not: .50, "not separating"."""
+    for asked, apart in ((("Tell the old tale of", "Recite the new one of"), True),
+                         (("Tell it", "Tell it"), False)):  # fmt: skip
+        sides = ([Answer(text, f"{before} {text[0]} ") for text in sentences(seed, 40)]
+                 for seed, before in enumerate(asked))  # fmt: skip
+        assert (blind_sentence(blind_baselines(*sides)) is not None) == apart
+    # Nor does a prompt hide what the answers alone show.
+    rng = random.Random(0)
+    sides = ([Answer(one, "x" * rng.randrange(3000)) for one in side] for side in
+             (sentences(1, 60), [text + " So it is." for text in sentences(2, 60)]))  # fmt: skip
+    assert blind_baselines(*sides)["length"]["separates"]

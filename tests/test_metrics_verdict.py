@@ -409,6 +409,19 @@ def test_texts_of_few_authors_are_no_independent_texts():
     assert found.status == "not shown" and found.power["clusters"] == [5, 5]
 
 
+def test_a_baseline_of_few_authors_is_no_baseline_of_texts():
+    """.75 of 200 texts is seven standard errors from .5, of ten authors it is two."""
+    model = entry()
+    model["membership"]["blind"]["length"] = {
+        "auc": 0.75, "low": 0.3, "high": 0.95, "separates": False,
+    }  # fmt: skip
+    for authors in (200, 10):
+        for side in ("member", "nonmember"):
+            model["likelihood"][f"{side}_cluster"] = [f"{side} {i % authors}" for i in range(200)]
+        found = {f.id: f.outcome for f in judge(model).findings}["control"]
+        assert (found == "fail") == (authors == 200)
+
+
 def test_long_texts_of_a_request_are_not_cut_off():
     """A request lets them be 96 tokens; the verdict asked for 128, so each record with a long row
     said that this was not measured."""

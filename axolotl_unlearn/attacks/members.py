@@ -66,8 +66,7 @@ def attack_model(
         nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
-    both = (("member", members), ("nonmember", nonmembers))
-    clusters = tuple([cluster_of(side, *one) for one in texts] for side, texts in both)
+    clusters = _clusters(members, nonmembers)
     tests: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -97,6 +96,11 @@ def attack_model(
     names = [document_id(name) for name, _ in members]
     told = by_document(names, *parts, paired) if scores else {}
     return found | {"documents": {n: {"p": p, "side": side} for n, (p, side) in told.items()}}
+
+
+def _clusters(*sides: Documents) -> tuple[list[str], ...]:
+    named = zip(("member", "nonmember"), sides, strict=True)
+    return tuple([cluster_of(side, *one) for one in texts] for side, texts in named)
 
 
 def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
@@ -195,7 +199,7 @@ def attack_models(
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
-    alone = blind_baselines(*([text for _, text in side] for side in sides))
+    alone = blind_baselines(*([text for _, text in side] for side in sides), _clusters(*sides))
     blind = {"baselines": alone, "warning": blind_sentence(alone)}
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:

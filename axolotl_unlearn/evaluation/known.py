@@ -265,8 +265,11 @@ def audit_documents(
     lines.sort(key=lambda one: (READINGS.index(one["reading"]), one["p"] is None, one["p"] or 0))
     about = None
     if held:
-        sides = [[one.text for one in some if not one.question] for some in (items, held)]
-        warning = lab.blind_sentence(lab.blind_baselines(*sides)) if tested else None
+        both = [[one for one in some if not one.question] for some in (items, held)]
+        sides = [[one.text for one in some] for some in both]
+        # Rows without an id have the same names in both files.
+        named = tuple([(i, one.document) for one in some] for i, some in enumerate(both))
+        warning = lab.blind_sentence(lab.blind_baselines(*sides, named)) if tested else None
         recited = sum(bool(one.recited) for one in held)
         about = {"texts": len(held), "recited": recited, "warning": warning}
     counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}

@@ -88,7 +88,8 @@ def evaluate(
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
             texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
             enough = min(map(len, texts)) >= MIN_MEMBERS
-            blind = blind_baselines(*texts, seed=settings.seed) if enough else None
+            clusters = summary.text_clusters(sets)
+            blind = blind_baselines(*texts, clusters, seed=settings.seed) if enough else None
             advance(1)
             results, original = [], measured[before.name] if before else None
             for spec in specs:

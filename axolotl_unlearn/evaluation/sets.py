@@ -29,6 +29,7 @@ from axolotl_unlearn.data.documents import author_of, read_documents, with_promp
 from axolotl_unlearn.data.records import SUFFIXES, Record, document_id, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.canaries import NAME, read_coins
+from axolotl_unlearn.metrics.intervals import Cluster
 from axolotl_unlearn.metrics.results import MADE_UP
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
@@ -143,10 +144,10 @@ def data_digests(
     return {side: file_digest(path) for side, path in found.items() if path is not None}
 
 
-def cluster_of(side: str, name: str, text: str) -> str:
+def cluster_of(side: str, name: str, text: str) -> Cluster:
     """What a text is not independent of: its author, else its document."""
-    author = author_of(text)
-    return f"author: {author}" if author else f"{side}: {document_id(name)}"
+    author, document = author_of(text), document_id(name)
+    return Cluster(f"author: {author}" if author else f"{side}: {document}", document)
 
 
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:

@@ -34,6 +34,18 @@ Interval = tuple[float, float]
 Clusters = tuple[Sequence[Hashable], Sequence[Hashable]] | None
 
 
+class Cluster(str):
+    """The name of a cluster, with the ``document`` of its row: in an author of both members and
+    non-members these are what chance exchanges."""
+
+    document: str = ""
+
+    def __new__(cls, name: str, document: str) -> Cluster:
+        made = super().__new__(cls, name)
+        made.document = document
+        return made
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A score, or a difference of two, with what each cluster adds to its error.
@@ -339,7 +351,7 @@ class Scores:
         for name, prefix in (("forget", "forget"), ("retain", "retain"), ("task_aggregate", "")):
             if parts := [found[cell] for cell in self.cells if cell.startswith(prefix)]:
                 value = float(harmonic_mean([one.value for one in parts]))
-                # Where a cell is 0 so is the mean, and `intervals` reads its ends instead.
+                # Where a cell is 0 so is the mean: its ends are read instead, here and below.
                 slopes = [(value / max(x.value, 1e-9)) ** 2 / len(parts) for x in parts]
                 found[name] = composed(value, list(zip(slopes, parts, strict=True)))
         if self.utility is not None:
@@ -353,10 +365,10 @@ class Scores:
             found["aggregate"] = composed(sum(one.value for _, one in parts) / 3, parts)
         return found
 
-    def intervals(self) -> dict[str, Interval]:
+    def intervals(self, level: float = LEVEL) -> dict[str, Interval]:
         """`Estimate.interval`; of the MIA score what the AUC's is turned into, of ``aggregate`` the
         distances of its parts added as squares (Zou and Donner 2008)."""
-        ends = {name: one.interval() for name, one in self.estimates.items()}
+        ends = {name: one.interval(level) for name, one in self.estimates.items()}
         for name, prefix in (("forget", "forget"), ("retain", "retain"), ("task_aggregate", "")):
             cells = [cell for cell in self.cells if cell.startswith(prefix)]
             if cells and self.estimates[name].value == 0:
@@ -375,10 +387,40 @@ class Scores:
             ends["aggregate"] = (max(0.0, value - down), min(1.0, value + up))
         return ends
 
+    @cached_property
+    def without_slopes(self) -> set[str]:
+        """Harmonic means that are 0, and what is made of them: no row moves them a little, so their
+        error by slopes is none."""
+        means = ("forget", "retain", "task_aggregate")
+        found = {n for n in means if n in self.estimates and self.estimates[n].value == 0}
+        return found | ({"aggregate"} if "task_aggregate" in found else set())
+
+    def _by_ends(self, other: Scores, name: str) -> dict[str, float]:
+        """Of a difference: distances to both models' own ends, added as squares (Zou and Donner
+        2008); p is where they begin to exclude 0."""
+        one, two = (each.estimates[name] for each in (self, other))
+
+        def ends(level: float) -> Interval:
+            first, second = (each.intervals(level)[name] for each in (self, other))
+            down = math.hypot(one.value - first[0], second[1] - two.value)
+            up = math.hypot(first[1] - one.value, two.value - second[0])
+            return one.value - two.value - down, one.value - two.value + up
+
+        # As in `Estimate.p`, never below what the signs of the clusters say.
+        least, p = 2.0 ** (1 - min(one.groups, two.groups, 40)), 1.0
+        while p > 1.01 * least:
+            middle = math.sqrt(least * p)
+            low, high = ends(1 - middle)
+            least, p = (least, middle) if low > 0 or high < 0 else (middle, p)
+        low, high = ends(LEVEL)
+        return {"low": low, "high": high, "p": p}
+
     def differences(self, other: Scores) -> dict[str, dict[str, float]]:
         """This minus the other model's, of every score that both have; p after Holm."""
         mine, theirs = self.estimates, other.estimates
         gaps = {n: mine[n].minus(theirs[n]).difference() for n in mine if n in theirs}
+        for name in gaps.keys() & (self.without_slopes | other.without_slopes):
+            gaps[name] |= self._by_ends(other, name)
         corrected = holm([gap["p"] for gap in gaps.values()]).tolist()
         return {n: gaps[n] | {"p": p} for n, p in zip(gaps, corrected, strict=True)}
 

@@ -100,12 +100,14 @@ def learned_attack(
     """Ridge regression of "member" on standardised features, cross-validated, with its exact test.
 
     Labels are permuted over documents with equally many texts; folds and standardisation do not see
-    them (Phipson and Smyth 2010 for the + 1).
+    them (Phipson and Smyth 2010 for the + 1). What is on both sides, as an author is, is whole in
+    one fold, and labels are permuted within it: over its documents (`Cluster`).
 
     Args:
         members, nonmembers: Features ``[N, F]`` and ``[M, F]``, or their differences from those of
             a retrained model.
-        member_documents, nonmember_documents: Document of each text; default: each its own.
+        member_documents, nonmember_documents: Document or author of each text, with a name that
+            says so on both sides; default: each its own.
         penalty: Of the ridge, in units of the variance of a feature.
 
     Returns:
@@ -116,28 +118,35 @@ def learned_attack(
     features = np.concatenate([inside, outside])
     if min(n, m) < MIN_TEXTS or not np.isfinite(features).all():
         return None
-    first, second = (
-        numbered(range(size) if names is None else names)
-        for names, size in ((member_documents, n), (nonmember_documents, m))
-    )
-    count = first.max() + 1  # documents of members
-    groups = np.concatenate([first, count + second])
+    sides = [
+        [(side, i) for i in range(size)] if names is None else list(names)
+        for side, names, size in (("m", member_documents, n), ("n", nonmember_documents, m))
+    ]
+    names, truth, both = [*sides[0], *sides[1]], np.arange(n + m) < n, set(sides[0]) & set(sides[1])
+    groups = numbered(names)
     rng = np.random.default_rng(seed)
     predictor = _predictor(features, groups, folds, repeats, rng, penalty)
-    # Labels of documents, [G, 1 + B]; the first column is the truth.
-    labels = np.repeat((np.arange(groups.max() + 1) < count)[:, None], permutations + 1, 1)
-    sizes, movable = np.bincount(groups), False
-    for size in np.unique(sizes):
-        alike = np.flatnonzero(sizes == size)
+    # What is exchanged: whole groups, but of one on both sides its documents, within it.
+    units = numbered([
+        (name, bool(member), getattr(name, "document", i)) if name in both else name
+        for i, (name, member) in enumerate(zip(names, truth, strict=True))
+    ])  # fmt: skip
+    _, one = np.unique(units, return_index=True)
+    where = np.array([groups[i] if names[i] in both else -1 for i in one])
+    # Labels of units, [U, 1 + B]; the first column is the truth.
+    labels = np.repeat(truth[one][:, None], permutations + 1, 1)
+    sizes, movable = np.bincount(units), False
+    for place, size in np.unique(np.stack([where, sizes], 1), axis=0):
+        alike = np.flatnonzero((where == place) & (sizes == size))
         movable |= len(np.unique(labels[alike, 0])) == 2
         labels[alike, 1:] = rng.permuted(labels[alike, 1:], axis=0)
     scores = predictor[:, :n].sum(1)
     # In parts, so that memory does not grow with texts times permutations.
     parts = np.array_split(labels, 1 + labels.shape[1] * (n + m) // 4_000_000, axis=1)
-    areas = np.concatenate([_areas(predictor, part[groups].astype(float)) for part in parts])
+    areas = np.concatenate([_areas(predictor, part[units].astype(float)) for part in parts])
     p = float((1 + (areas[1:] >= areas[0] - 1e-12).sum()) / (permutations + 1))
-    # Without the label of a member (and of the other texts of its document) as a positive one.
-    alike = groups[:, None] == groups[None, :n]  # [T, N]
+    # Without the label of a member (and of the other members of its group) as a positive one.
+    alike = truth[:, None] & (groups[:, None] == groups[None, :n])  # [T, N]
     others = scores[n:, None] - predictor[n:] @ alike  # [M, N]
     each = (1 + (others >= scores[:n] - 1e-12).sum(0)) / (m + 1)
     area = float(areas[0])

@@ -27,6 +27,7 @@ from axolotl_unlearn.metrics.intervals import (
     Clusters,
     Estimate,
     area_of,
+    numbered,
     unlike,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -35,7 +36,7 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
 #: An AUC this near to the retrained model's (or to .5) counts as the same.
 MARGIN = 0.1
-#: Baselines that are trained need this many texts of each kind.
+#: Baselines that are trained need this many clusters of each kind.
 MIN_TEXTS = 10
 FOLDS, REPEATS = 5, 3
 
@@ -47,42 +48,63 @@ Baseline = dict[str, Any]
 
 
 def blind_baselines(
-    members: Sequence[str], nonmembers: Sequence[str], *, seed: int = 0
+    members: Sequence[str], nonmembers: Sequence[str], clusters: Clusters = None, *, seed: int = 0
 ) -> dict[str, Baseline]:
     """Separate members from non-members by their texts alone: ``length`` (characters), ``zlib``
-    (bytes after compression / bytes) and, with 10 texts of a kind and words in some of each fold,
-    ``bag_of_words`` (naive Bayes) and ``words_tfidf`` (logistic regression on words and word
+    (bytes after compression / bytes) and, with 10 clusters of a kind and words in some of each
+    fold, ``bag_of_words`` (naive Bayes) and ``words_tfidf`` (logistic regression on words and word
     pairs), scored outside their training folds and averaged over `REPEATS` divisions.
+
+    A cluster is whole in one fold, so that nobody is told by an author's name. Where texts have a
+    ``prompt``, which the model reads, they are compared after it as well, and where clusters are
+    of unlike sizes with one vote each as well (`area_of`): what separates counts.
     """
     texts, n = [*members, *nonmembers], len(members)
+    read = [getattr(text, "prompt", "") + text for text in texts]
+    seen = [_blind_scores(some, n, clusters, seed) for some in (texts, read)[: 1 + (read != texts)]]
+    ways = [(scores, votes) for scores in seen for votes in (False, True)[: 1 + unlike(clusters)]]
+    level = 1 - (1 - LEVEL) / sum(len(scores) for scores, _ in ways)
+    found: dict[str, list[Baseline]] = {}
+    for scores, votes in ways:
+        for name, score in scores.items():
+            area = area_of(score[:n], score[n:], clusters, votes)
+            low, high = area.interval(level)
+            separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
+            one = {"auc": area.value, "low": low, "high": high, "separates": bool(separates)}
+            found.setdefault(name, []).append(one)
+    return {
+        name: max(some, key=lambda one: (one["separates"], abs(one["auc"] - 0.5)))
+        for name, some in found.items()
+    }
+
+
+def _blind_scores(
+    texts: Sequence[str], n: int, clusters: Clusters, seed: int
+) -> dict[str, NDArray]:
     raw = [text.encode("utf-8", errors="replace") for text in texts]
-    scores = {
+    return {
         "length": np.array([float(len(text)) for text in texts]),
         "zlib": np.array([len(zlib.compress(r, 9)) / max(1, len(r)) for r in raw]),
-        **_trained_scores(texts, n, seed),
+        **_trained_scores(texts, n, clusters, seed),
     }
-    baselines = {}
-    for name, score in scores.items():
-        sides = (score[:n], score[n:])
-        area = area_of(*sides)
-        low, high = area.interval(1 - (1 - LEVEL) / len(scores))
-        separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
-        ends = {"low": low, "high": high, "separates": bool(separates)}
-        baselines[name] = {"auc": area.value, **ends}
-    return baselines
 
 
-def _trained_scores(texts: Sequence[str], n: int, seed: int) -> dict[str, NDArray]:
+def _trained_scores(
+    texts: Sequence[str], n: int, clusters: Clusters, seed: int
+) -> dict[str, NDArray]:
     """Out-of-fold log-odds of "member" for each text and classifier."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
-    sides, worded = (n, len(texts) - n), sum(re.search(r"\w", text) is not None for text in texts)
+    sides = n, len(texts) - n
+    worded = np.array([re.search(r"\w", text) is not None for text in texts])
+    names = [*clusters[0], *clusters[1]] if clusters else [*range(len(texts))]
+    few = min(len(set(some)) for some in (names[:n], names[n:])) < MIN_TEXTS
     # One fold may hold all texts with words: then there is nothing to learn from.
-    if min(sides) < MIN_TEXTS or worded <= sum(-(-side // FOLDS) for side in sides):
+    if few or sum(worded) <= sum(-(-side // FOLDS) for side in sides):
         return {}
     labels = np.array([1] * n + [0] * (len(texts) - n))
     words = {"token_pattern": r"(?u)\b\w+\b"}
@@ -97,9 +119,15 @@ def _trained_scores(texts: Sequence[str], n: int, seed: int) -> dict[str, NDArra
     # The division must not follow the order of the files: sort by text first.
     order = np.array(sorted(range(len(texts)), key=lambda i: (labels[i], texts[i])))
     given = [texts[i] for i in order], labels[order]
+    kind, groups = StratifiedKFold, ()
+    if len({*names}) < len(names):
+        kind, groups = StratifiedGroupKFold, (numbered(names)[order],)
     scores = {name: np.zeros(len(texts)) for name in models}
     for repeat in range(REPEATS):
-        cv = StratifiedKFold(FOLDS, shuffle=True, random_state=seed + repeat)
+        cv = [*kind(FOLDS, shuffle=True, random_state=seed + repeat).split(*given, *groups)]
+        # A large cluster may have all texts of a side, or all words.
+        if not all(worded[order][train].any() and np.ptp(given[1][train]) for train, _ in cv):
+            return {}
         for name, model in models.items():
             logp = cross_val_predict(model, *given, cv=cv, method="predict_log_proba")
             scores[name][order] += (logp[:, 1] - logp[:, 0]) / REPEATS

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from scipy.special import stdtr
 from scipy.stats import ttest_ind
 
 from axolotl_unlearn.attacks.registry import Array, Outcome, Target, attack
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import area_of, auc
+from axolotl_unlearn.metrics.intervals import area_of, auc, composed, mean_of
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -40,11 +41,17 @@ def features(facts: TokenFacts, text: str, cased: TokenFacts, shuffled: TokenFac
     return [float(value) for value in found]
 
 
-def halves(documents: Sequence[Hashable], rng: np.random.Generator) -> Array:
-    """Which texts are learned from: those of a random half of the documents, rounded down."""
-    names = list(dict.fromkeys(documents))
-    chosen = {names[i] for i in rng.permutation(len(names))[: len(names) // 2]}
-    return np.array([name in chosen for name in documents])
+def halves(
+    documents: Sequence[Hashable], others: Sequence[Hashable], rng: np.random.Generator
+) -> list[Array]:
+    """Which texts of each side are learned from: those of a random half, rounded down, of the
+    documents (or authors) of one side, of the other, and of both."""
+    sides, chosen = [dict.fromkeys(documents), dict.fromkeys(others)], set()
+    both = [name for name in sides[0] if name in sides[1]]
+    alone = [[name for name in side if name not in {*both}] for side in sides]
+    for names in (*alone, both):
+        chosen |= {names[i] for i in rng.permutation(len(names))[: len(names) // 2]}
+    return [np.array([name in chosen for name in side]) for side in (documents, others)]
 
 
 def judge(
@@ -54,7 +61,8 @@ def judge(
     others: Sequence[Hashable],
     seed: int = 0,
 ) -> Outcome:
-    """Welch's one-sided t-test of the held-out halves, a document's mean output as one value."""
+    """Welch's one-sided t-test of the held-out halves, a document's mean output as one value; what
+    is on both sides (an author) is a pair."""
     from sklearn.linear_model import LogisticRegression
 
     if min(len(set(side)) for side in (documents, others)) < LEAST:
@@ -62,7 +70,7 @@ def judge(
             f"this attack needs {LEAST} documents of each kind.", code="attack.few-documents"
         )
     rng = np.random.default_rng(seed)
-    learned = [halves(documents, rng), halves(others, rng)]
+    learned = halves(documents, others, rng)
     kept = [np.flatnonzero(~half) for half in learned]
     names = [[side[i] for i in k] for side, k in zip((documents, others), kept, strict=True)]
     inside, outside = members[learned[0]], nonmembers[learned[1]]
@@ -85,7 +93,13 @@ def judge(
         ]
         for values, side in zip(told, names, strict=True)
     ]
-    p = float(ttest_ind(*means, equal_var=False, alternative="greater").pvalue)
+    if set(names[0]) & set(names[1]):
+        each = zip(means, names, strict=True)
+        first, second = (mean_of(values, [*dict.fromkeys(side)]) for values, side in each)
+        gap = composed(first.value - second.value, [(1.0, first), (-1.0, second)])
+        p = float(stdtr(gap.df, -gap.value / gap.error)) if gap.error else 1.0
+    else:
+        p = float(ttest_ind(*means, equal_var=False, alternative="greater").pvalue)
     bounds = area_of(*told, tuple(names)).interval()
     return Outcome(*told, auc(*told), *bounds, p if np.isfinite(p) else 1.0)
 
