@@ -118,8 +118,8 @@ def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
         fewer = "ask for fewer new ones (`--max-gen-toks`, of attacks `--max-new-tokens`), "
         raise UnlearnError(
             f"{counted(len(long), 'text needs', 'texts need')} up to {max(long)} tokens, {new} of "
-            f"them new, but the model takes {limit}; {fewer * bool(new)}shorten the texts or take a "
-            "model of a longer context.",
+            f"them new, but the model takes {limit}; {fewer if new else ''}shorten the texts or "
+            "take a model of a longer context.",
             code="eval.no-room",
         )
 
