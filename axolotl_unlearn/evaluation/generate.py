@@ -115,11 +115,13 @@ def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
     lm-eval would cut their beginning, and past its context a model does not do what it learned.
     """
     if long := [length + new for length in lengths if limit is not None and length + new > limit]:
-        fewer = "ask for fewer new ones (`--max-gen-toks`, of attacks `--max-new-tokens`), "
+        told, fewer = "", ""
+        if new:
+            told = f" ({new} new)"
+            fewer = "ask for fewer (`--max-gen-toks`, `--max-new-tokens`, lm-eval `--gen_kwargs`), "
         raise UnlearnError(
-            f"{counted(len(long), 'text needs', 'texts need')} up to {max(long)} tokens, {new} of "
-            f"them new, but the model takes {limit}; {fewer if new else ''}shorten the texts or "
-            "take a model of a longer context.",
+            f"{counted(len(long), 'text needs', 'texts need')} up to {max(long)} tokens{told} but "
+            f"the model takes {limit}; {fewer}shorten the texts or take a model of longer context.",
             code="eval.no-room",
         )
 
