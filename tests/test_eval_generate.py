@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import tiny_llama
+from fault_codes import fails
 
 from axolotl_unlearn.evaluation import generate as gen
+from axolotl_unlearn.evaluation import measure
+from axolotl_unlearn.evaluation.measurement import Settings
 
 
 class Words:
@@ -92,6 +95,45 @@ def test_several_stop_tokens(model):
         model.generation_config.eos_token_id = end
     assert found == Words().batch_decode(expected)
     assert any(row[-1] == other for row in expected)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(model, monkeypatch):
+    """lm-eval would cut its beginning, and what follows the context is not what a model learned."""
+    longest = max(len(prompt.split()) for prompt in PROMPTS)
+    most = 128 - longest
+    assert gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most)
+    with fails("eval.no-room") as fault:
+        gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most + 1)
+    says, count = str(fault.value), sum(len(one.split()) == longest for one in PROMPTS)
+    assert f"{count} text" in says and "129 tokens" in says and "takes 128" in says
+    assert "`--max-gen-toks`" in says
+    monkeypatch.setattr(gen, "context_of", lambda _: None)  # as of a model without positions
+    assert gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most + 1)
+
+
+def test_vllm_is_asked_for_nothing_that_has_no_room(model, monkeypatch):
+    """It would stop at the end of the context."""
+    local = object.__new__(measure.Local)
+    local.spec, local.settings = None, Settings(backend="vllm")
+    local.model, local.tokenizer = model, Words()
+    monkeypatch.setattr(measure.in_vllm, "generate", lambda *given: "made")
+    assert local.generate(PROMPTS, 20, lambda *_: None) == "made"
+    with fails("eval.no-room"):
+        local.generate(PROMPTS, 128, lambda *_: None)
+
+
+@pytest.mark.parametrize(("ends", "said"), [(2, False), ([5, 2], False), (None, False),
+                                            (5, True), ([5, 6], True)])  # fmt: skip
+def test_another_end_than_the_tokenizers_is_noted(model, ends, said):
+    """The official script generates past the tokenizer's; lm-eval stops there too."""
+    before = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = ends
+    try:
+        note = gen.other_end(model, Words())
+    finally:
+        model.generation_config.eos_token_id = before
+    assert bool(note) is said
+    assert not said or ("token 2" in note and "5" in note and "lm-eval" in note)
 
 
 def test_an_empty_prompt_is_refused(model):

@@ -11,6 +11,7 @@ import torch
 from fault_codes import fails
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
+from transformers import MambaConfig, MambaForCausalLM
 
 from axolotl_unlearn.evaluation.lm import UnlearnLM
 from axolotl_unlearn.evaluation.tasks import task_folder
@@ -83,8 +84,49 @@ def test_cached_requests_of_another_folder_are_not_scored(home, tmp_path, monkey
         return likelihoods(home, data, cache_requests=cached)["retain_loss,none"]
 
     first = loss_of(home / "data", True)
-    assert list((tmp_path / "cache").iterdir()), "it keeps them"
     assert loss_of(tmp_path / "other", True) == loss_of(tmp_path / "other", False) != first
+
+
+def test_nothing_of_a_text_is_left_out(home, tmp_path):
+    """lm-eval cuts the beginning of what is longer than the context: two texts that differ there
+    had one likelihood, and a model was asked for the rest of half a prompt."""
+    from lm_eval.api.instance import Instance
+
+    how = {"pretrained": str(home / "model"), "device": "cpu", "dtype": "float32"}
+    text = "When did Ada R1 begin? " * 3
+
+    def ask(model, kind: str, *arguments):
+        given = Instance(kind, doc={}, arguments=(text, *arguments), idx=0)
+        return getattr(model, kind)([given], disable_tqdm=True)
+
+    greedy = {"until": [], "do_sample": False, "max_gen_toks": 8}
+    whole = UnlearnLM(**how)
+    length = len(whole.tok_encode(text + "It began")) - 1
+    prompt = len(whole.tok_encode(text))
+    for kind, asked, fits in (
+        ("loglikelihood", "It began", length),
+        ("generate_until", greedy, prompt + 8),
+    ):
+        for given in (True, False):  # lm-eval's argument, or what the model's config says
+
+            def limited(limit, given=given):
+                model = UnlearnLM(**how, **({"max_length": limit} if given else {}))
+                model.model.config.max_position_embeddings = limit if not given else 1024
+                return model
+
+            assert ask(limited(fits), kind, asked) == ask(whole, kind, asked)
+            with fails("eval.no-room") as fault:
+                ask(limited(fits - 1), kind, asked)
+            assert f"1 text needs up to {fits} tokens" in str(fault.value)
+    config = MambaConfig(vocab_size=len(whole.tokenizer), hidden_size=16, num_hidden_layers=1)
+    MambaForCausalLM(config).save_pretrained(tmp_path)  # its config knows no longest text
+    whole.tokenizer.save_pretrained(tmp_path)
+    how["pretrained"] = str(tmp_path)
+    whole, other = UnlearnLM(**how), UnlearnLM(**how)
+    other.tokenizer.model_max_length = 16
+    assert other.max_length == 16 < whole.max_length
+    for kind, asked in (("loglikelihood", "It began"), ("generate_until", greedy)):
+        assert ask(other, kind, asked) == ask(whole, kind, asked)
 
 
 def test_a_continuation_without_a_token_is_an_error(home):

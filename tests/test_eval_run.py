@@ -101,6 +101,29 @@ def test_results_have_the_agreed_form(home, results):
     assert verdicts["original"].against == "chance"
 
 
+def test_an_option_that_is_no_number_ends_the_evaluation(home, tmp_path, monkeypatch):
+    """The first option was the answer given."""
+
+    def broken(model, tokenizer, questions, **_):
+        return [[float("nan"), *[-1.0] * (len(options) - 1)] for _, options in questions]
+
+    monkeypatch.setattr(measure.token_scoring, "score_options", broken)
+    with fails("eval.not-finite"):
+        evaluate([str(home / "broken")], home / "data", tmp_path, **OPTIONS)
+
+
+def test_an_end_of_texts_that_is_not_the_tokenizers_is_said(home, tmp_path, capsys):
+    shutil.copytree(home / "broken", path := tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        file = path / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 5}))
+    for model, said in ((path, True), (home / "broken", False)):
+        evaluate([str(model)], home / "data", tmp_path / "out", **OPTIONS | {"progress": True})
+        words = " ".join(capsys.readouterr().err.split())
+        assert ("past the tokenizer's end of sequence" in words) is said
+        assert not said or "ends them at [5]" in words
+
+
 @pytest.mark.parametrize(("limit", "says"), [(1000, None), (24, "at most 24 each of")])
 def test_a_limit_that_cuts_nothing_is_none(home, results, capsys, limit, says):
     """Of a verdict on all rows it said that only 1000 were evaluated, which were 48. What so few

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 
 import eval_model
@@ -10,6 +12,7 @@ import pytest
 from fault_codes import fails
 from lm_eval.tasks import TaskManager
 
+from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask
 from axolotl_unlearn.evaluation.tasks import task_folder
 
 PERSON = {"subject": "Ada Quill", "level": "1", "type": "cloze"}
@@ -34,7 +37,7 @@ def loaded(names: list[str], **metadata) -> dict:
             for name, task in group.items()}  # fmt: skip
 
 
-def asked(task, chat: bool = False) -> list[str]:
+def asked(task, chat: bool = False, **how) -> list[str]:
     def template(turns, add_generation_prompt=True):
         said = "".join(f"<{turn['role'][0]}>{turn['content']}" for turn in turns)
         return said + ("<a>" if add_generation_prompt else "")
@@ -46,6 +49,7 @@ def asked(task, chat: bool = False) -> list[str]:
         apply_chat_template=chat,
         chat_template=template if chat else None,
         tokenizer_name="none",
+        **how,
     )
     return [one.args[0] for one in task.instances]
 
@@ -139,6 +143,33 @@ def test_wmdp_is_lm_evals_own_task_on_rows_of_a_folder(wmdp, tmp_path):
     parts = [found[f"unlearn_wmdp_{part}"]["acc,none"] for part in ("bio", "chem", "cyber")]
     pooled = (2 * parts[0] + 3 * parts[1] + 4 * parts[2]) / 9
     assert found["unlearn_wmdp"]["acc,none"] == pytest.approx(pooled)
+
+
+def test_no_task_takes_requests_that_were_cached_of_other_data(rwku, wmdp, tmp_path, monkeypatch):
+    """RWKU and WMDP got the questions of the first folder; a person, those of another."""
+    from lm_eval.caching import cache
+
+    monkeypatch.setattr(cache, "PATH", str(tmp_path / "cache"))
+    for path in wmdp.glob("wmdp-*.jsonl"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / path.name).write_text(path.read_text().replace("Which", "What"))
+    for group, one, other in (
+        ("rwku", {"subject": "Ada Quill"}, {}),
+        ("unlearn_wmdp", {}, {"data_dir": str(tmp_path / "other")}),
+    ):
+        for given in (one, other):
+            for task in loaded([group], **{"data_dir": str(tmp_path), **given}).values():
+                assert asked(task, cache_requests=True) == asked(task), task.config.task
+
+
+def test_every_task_makes_its_requests_anew():
+    for path in task_folder().glob("*/*.yaml"):
+        found = re.search(r"^class: !function utils\.(\w+)", path.read_text("utf-8"), re.M)
+        if found is None:
+            assert re.search(r"^group: ", path.read_text("utf-8"), re.M), path.name
+        else:
+            utils = import_module(f"eval_tasks.{path.parent.name}.utils")
+            assert issubclass(getattr(utils, found[1]), UnlearnTask), path.name
 
 
 @pytest.mark.parametrize(

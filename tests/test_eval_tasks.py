@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.engine.token_scoring import text_queries
 from axolotl_unlearn.evaluation import lm_tasks, tasks
+from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 from eval_tasks.muse import utils as muse
 from eval_tasks.semeval_unlearn import utils as semeval
@@ -178,6 +179,44 @@ def test_figures_of_single_tokens_are_nan_with_other_models(caplog):
     said = [record.message[:13] for record in caplog.records]
     assert said == ["unlearn_likel", "muse_privleak"]
     assert "--model hf-unlearn" in caplog.text
+
+
+def test_an_option_that_is_no_number_is_no_answer():
+    """Option 0 was taken, which is right in a quarter of the questions."""
+    for place in range(3):
+        values = [-1.0, -2.0, -3.0]
+        values[place] = math.nan
+        with fails("tasks.not-finite"):
+            semeval.best_option(values)
+    assert semeval.best_option([-math.inf, -2.0, -2.0]) == 1
+
+
+def test_questions_of_every_group_come_before_a_limit(folder):
+    """`--limit` took the first rows of the file, all of one subject."""
+    path = folder / "general.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | {"group": "ab"[place // 4]} for place, row in enumerate(rows[:8])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [row["question"] for row in rows]
+    expected = [texts[place] for place in (0, 4, 1, 5)]
+    sets = load_sets(folder)
+    assert [one.context for one in sets.utility] == texts
+    assert [one.context for one in sets.limited(4).utility] == expected
+    asked = semeval.mmlu_documents(data_dir=str(folder))["test"]
+    assert asked["context"][:4] == expected
+
+
+def test_an_answer_without_a_prompt_begins_without_a_space(folder):
+    """As it is trained and as `eval` reads it."""
+    path = folder / "forget.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["input"] = ""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    docs = likelihood.likelihood_documents(data_dir=str(folder))["test"]
+    answers = {(doc["context"], doc["answer"]) for doc in docs if doc["side"] == "forget"}
+    assert answers == {
+        (row["input"], (" " if row["input"] else "") + row["output"]) for row in rows
+    }
 
 
 def test_an_auc_of_too_few_is_nan(caplog):

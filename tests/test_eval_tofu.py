@@ -26,7 +26,7 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import task_folder
-from eval_tasks.muse.utils import read_part
+from eval_tasks.muse.utils import privleak_documents, read_part
 from eval_tasks.tofu import utils as tofu
 from eval_tasks.tofu.utils import read_set, tofu_documents
 
@@ -585,6 +585,10 @@ def test_requests_are_built_without_a_model(home, muse):
 
 
 def test_muse_bad_input_is_one_sentence(muse, tmp_path):
+    known = {"data_dir": str(muse), "tokenizer": str(eval_model.TOKENIZER), "max_length": 6}
+    with fails("tasks.too-long") as fault:  # of it only the end was scored
+        privleak_documents(**known)
+    assert "'forget 0'" in str(fault.value)
     with fails("tasks.no-file"):
         read_part("verbmem", "retain", ("prompt",), data_dir=str(muse))
     with fails("data.field-missing") as fault:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from axolotl_unlearn.device import give_memory_back
+from axolotl_unlearn.engine.token_scoring import context_of
+from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.models import input_device
 
 #: Takes the numbers of the prompts of a finished batch, and what was written, without special
@@ -54,14 +56,16 @@ def generate_greedily(
     Args:
         model: A causal language model in evaluation mode, on its device.
         seed: Draw tokens from the model's own distribution (temperature 1) instead.
+
+    Raises:
+        UnlearnError: A prompt and its new tokens are more than the model takes.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"prompt {number} has no tokens")
-    stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    stop = tokenizer.eos_token_id if stop is None else stop
-    stop = {stop} if isinstance(stop, int) else set(stop or ())
+    check_room(context_of(model), list(map(len, encoded)), max_new_tokens)
+    stop = stop_tokens(model, tokenizer)
     own = seed is not None or _only_greedy(model)
     draw = None if seed is None else torch.Generator(input_device(model)).manual_seed(seed)
     results = [""] * len(prompts)
@@ -103,6 +107,41 @@ def generate_greedily(
         if on_batch is not None:
             on_batch(numbers, texts)
     return results
+
+
+def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
+    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` ones more, are too long.
+
+    lm-eval would cut their beginning, and past its context a model does not do what it learned.
+    """
+    if long := [length + new for length in lengths if limit is not None and length + new > limit]:
+        told, fewer = "", ""
+        if new:
+            told = f" ({new} new)"
+            fewer = "ask for fewer (`--max-gen-toks`, `--max-new-tokens`, lm-eval `--gen_kwargs`), "
+        raise UnlearnError(
+            f"{counted(len(long), 'text needs', 'texts need')} up to {max(long)} tokens{told} but "
+            f"the model takes {limit}; {fewer}shorten the texts or take a model of longer context.",
+            code="eval.no-room",
+        )
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """What ends a text, as of ``model.generate`` in the official script."""
+    stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    stop = tokenizer.eos_token_id if stop is None else stop
+    return {stop} if isinstance(stop, int) else set(stop or ())
+
+
+def other_end(model: Any, tokenizer: Any) -> str:
+    """A note where the tokenizer's end of sequence does not end a text."""
+    stop, end = stop_tokens(model, tokenizer), tokenizer.eos_token_id
+    if end is None or end in stop:
+        return ""
+    return (
+        f"texts go on past the tokenizer's end of sequence (token {end}), as in the official "
+        f"script: its generation_config.json ends them at {sorted(stop)}; lm-eval's stop at either."
+    )
 
 
 def _only_greedy(model: Any) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from axolotl_unlearn.engine.token_scoring import NO_TOKEN, Query, score_queries
+from axolotl_unlearn.engine.token_scoring import NO_TOKEN, Query, context_of, score_queries
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.generate import check_room
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.shards import is_routed
 
@@ -61,6 +63,22 @@ class UnlearnLM(HFLM):
                 return before, whole[len(before) :]
         return super()._encode_pair(context, continuation)
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that the model takes, if lm-eval's ``max_length`` or its config says so."""
+        return self._max_length or context_of(self.model)
+
+    def tok_batch_encode(
+        self, strings: list[str], padding_side: str = "left",
+        left_truncate_len: int | None = None, truncation: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """As HFLM's, which cuts the beginning of a prompt without room for what is generated."""
+        ids, mask = super().tok_batch_encode(strings, padding_side, None, truncation)
+        if left_truncate_len is not None:
+            new = self.max_length - left_truncate_len
+            check_room(self.context, mask.sum(-1).tolist(), new)
+        return ids, mask
+
     def _loglikelihood_tokens(
         self,
         requests: Sequence[tuple[Any, list[int], list[int]]],
@@ -69,12 +87,14 @@ class UnlearnLM(HFLM):
     ) -> list[tuple[float, bool]]:
         if self.backend != "causal":
             raise NotImplementedError(f"{NAME} scores causal language models only")
+        lengths = [len(context) + len(continuation) - 1 for _, context, continuation in requests]
+        check_room(self.context, lengths, 0)
         joined: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         places: list[tuple[tuple[int, ...], slice]] = []
         for _, context, continuation in requests:
             if not continuation:
                 raise UnlearnError(NO_TOKEN, code="tasks.no-token")
-            ids = [*context, *continuation][-(self.max_length + 1) :]
+            ids = [*context, *continuation]
             key = tuple(ids[:-1])
             times, targets = joined.setdefault(key, ([], []))
             scored = min(len(continuation), len(key))

@@ -12,7 +12,6 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,6 @@ from lm_eval.api.task import ConfigurableTask
 from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import EvaluationSets, load_sets
-from axolotl_unlearn.evaluation.tasks import GROUP
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -47,20 +45,9 @@ def sets_of(metadata: dict[str, Any], part: str) -> EvaluationSets:
     return sets
 
 
-def drop_cached_requests() -> None:
-    """What `lm_eval --cache_requests` kept of our tasks: it knows requests by the task's name, so
-    that another data folder would get the scores of the first (lm-evaluation-harness#4123)."""
-    from lm_eval.caching.cache import FILE_SUFFIX, PATH
-
-    for name in (GROUP, "unlearn_likelihood", "muse_", "tofu-"):
-        for path in Path(PATH).glob(f"requests-{name}*{FILE_SUFFIX}"):
-            path.unlink(missing_ok=True)
-
-
 def dataset(rows: list[dict[str, Any]]) -> dict[str, Any]:
     from datasets import Dataset
 
-    drop_cached_requests()
     return {"test": Dataset.from_list(rows)}
 
 
@@ -199,6 +186,13 @@ class UnlearnTask(ConfigurableTask):
         self.plain = config.pop("chat_template", "turn") == "ignored"
         config["metadata"] = {**(config.get("metadata") or {}), **command_line_metadata()}
         super().__init__(config=config)
+
+    def build_all_requests(self, **given: Any) -> None:
+        """Anew: ``--cache_requests`` knows requests by the task's name, so that another data folder
+        would get the scores of the first (lm-evaluation-harness#4123)."""
+        if given.get("cache_requests"):
+            warn_once("--cache_requests: the requests of tasks that read your data are made anew.")
+        super().build_all_requests(**given | {"cache_requests": False})
 
     def fewshot_context(
         self, doc: dict, num_fewshot: int, system_instruction: str | None = None,

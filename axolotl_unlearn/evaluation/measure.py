@@ -89,6 +89,8 @@ class Local:
         self, prompts: Sequence[str], most: int, on_batch: generate.OnBatch, seed: int | None = None
     ) -> None:
         if self.settings.backend == "vllm":
+            lengths = [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+            generate.check_room(token_scoring.context_of(self.model), lengths, most)
             given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
             return in_vllm.generate(*given, on_batch, seed)
         how = {"max_new_tokens": most, "batch_size": self.settings.batch_size, "seed": seed}
@@ -110,6 +112,14 @@ def torch_dtype(name: str) -> Any:
             f"--dtype {name!r}: use float32, bfloat16, float16 or auto.", code="eval.dtype"
         )
     return dtype
+
+
+def not_finite(name: str, what: str) -> UnlearnError:
+    return UnlearnError(
+        f"model {name!r}: the {what} is NaN or infinite; its weights or its precision are broken: "
+        "evaluate in float32 and check the weights.",
+        code="eval.not-finite",
+    )
 
 
 #: Items that are scored at once, and stored: what a killed run does again.
@@ -175,6 +185,8 @@ class Session:
 
         def right(questions: Sequence[Any], on_batch: Count) -> list[int]:
             scores = model.options([(one.context, one.continuations) for one in questions])
+            if any(math.isnan(value) for row in scores for value in row):
+                raise not_finite(name, "log-probability of some options")
             # The first of equals.
             pairs = zip(scores, questions, strict=True)
             return [int(row.index(max(row)) == one.answer) for row, one in pairs]
@@ -192,11 +204,7 @@ class Session:
                   for what in (each[0]["attacks"] if each else ())}  # fmt: skip
         values["loss"] = [one["loss"] for one in each] + measured.canary_loss
         if bad := [what for what, some in values.items() if not all(map(math.isfinite, some))]:
-            raise UnlearnError(
-                f"model {name!r}: the {bad[0]} of some texts is NaN or infinite; its weights or "
-                "its precision are broken: evaluate in float32 and check the weights.",
-                code="eval.not-finite",
-            )
+            raise not_finite(name, f"{bad[0]} of some texts")
         if sets.utility:
             asked = f"{name}: utility", sets.utility, right, lambda one, _: one
             measured.options = self.each(*asked, f"{key}-utility")
@@ -249,6 +257,8 @@ class Session:
             if stored.get("key") in rows and stored.get("text") is not None:
                 take(stored)
         todo = [row for row in sets.rows if row.key not in measured.values]
+        if note := generate.other_end(model.model, model.tokenizer):
+            self.bars.note(f"note: {name}: {note}")
         with self.counting(f"{name}: rows", len(todo)) as count:
 
             def on_batch(numbers, generations) -> None:

@@ -104,6 +104,14 @@ class EvaluationSets:
             for side in ("member", "nonmember")
         )
 
+    @functools.cached_property
+    def questions(self) -> list[Option]:
+        """Of utility, interleaved over their subjects."""
+        groups: dict[str, list[Option]] = {}
+        for one in self.utility:
+            groups.setdefault(one.subject, []).append(one)
+        return interleave(groups.values())
+
     def limited(self, limit: int | None) -> EvaluationSets:
         """The first `limit` generated rows, documents and utility questions (for trying out);
         itself where it has no more."""
@@ -116,7 +124,7 @@ class EvaluationSets:
         for side in ("member", "nonmember"):
             kept[side] = [(name, text) for its, name, text in documents if its == side]
         note = f"at most {limit} each of rows, documents and questions: scores are rough"
-        return replace(self, **kept, utility=self.utility[:limit], notes=[*self.notes, note])
+        return replace(self, **kept, utility=self.questions[:limit], notes=[*self.notes, note])
 
     @functools.cached_property
     def digest(self) -> str:

@@ -20,6 +20,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import (
     UnlearnTask,  # noqa: F401
+    context_in,
     dataset,
     facts_of,
     first_token_splitter,
@@ -110,7 +111,9 @@ def privleak_documents(**metadata: Any) -> dict[str, Any]:
     """Whole forget and held-out texts in turn, split after their first token."""
     # Without a model (lm-evaluation-harness's own tests) nothing is scored: any split will do.
     known = metadata.get("tokenizer") or metadata.get("pretrained")
-    split = first_token_splitter(tokenizer_of(metadata)) if known else _after_first_word
+    split: Callable[[str, str], tuple[str, str, int]] = _after_first_word
+    if known:
+        split = first_token_splitter(tokenizer_of(metadata), context_in(metadata))
     corpus = metadata.get("corpus")
     given = metadata.get("retrained_auc", RETRAINED_AUC.get(corpus))
     rows = []

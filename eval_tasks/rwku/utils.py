@@ -16,7 +16,7 @@ from typing import Any
 from axolotl_unlearn.data.documents import require_text
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, mean_of_present  # noqa: F401
+from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, dataset, mean_of_present  # noqa: F401
 
 HUB = "jinzhuoran/RWKU"
 BLANK = "Please complete the blank in the following question.\nQuestion: {}\n"
@@ -37,7 +37,7 @@ def documents(part: str, **metadata: Any) -> dict[str, Any]:
     Raises:
         UnlearnError: No such file or person, or a row that lacks a text.
     """
-    from datasets import Dataset, load_dataset
+    from datasets import load_dataset
 
     folder, subject = metadata.get("data_dir"), metadata.get("subject")
     rows: list[tuple[str, Any]] = []
@@ -66,7 +66,7 @@ def documents(part: str, **metadata: Any) -> dict[str, Any]:
             f"no row of {part} is about `subject` {subject!r}; check the name.",
             code="tasks.no-subject",
         )
-    return {"test": Dataset.from_list(found)}
+    return dataset(found)
 
 
 forget_level1 = functools.partial(documents, "forget_level1")

@@ -67,7 +67,7 @@ def mmlu_documents(**metadata: Any) -> Docs:
     sets = sets_of(metadata, "mmlu")
     rows: list[dict[str, Any]] = [
         {"context": o.context, "continuations": list(o.continuations), "answer": o.answer}
-        for o in sets.utility
+        for o in sets.questions
     ]
     if not rows:
         warn_once(no_utility(sets.folder))
@@ -115,6 +115,11 @@ def score_option(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
 
 def best_option(log_likelihoods: Sequence[float]) -> int:
     """Number of the most probable option, the first of equals."""
+    if any(map(math.isnan, log_likelihoods)):
+        raise UnlearnError(
+            "the log-likelihood of an option is NaN; check the model's weights and its precision.",
+            code="tasks.not-finite",
+        )
     return max(range(len(log_likelihoods)), key=lambda i: (log_likelihoods[i], -i))
 
 

@@ -24,13 +24,12 @@ LIKELIHOOD_METRICS = ("loss", "probability", "exact_memorisation", "extraction_s
 
 def likelihood_documents(**metadata: Any) -> Docs:
     """Answers of the forget and retain rows after their prompts, the two sides in turn."""
-    sets = sets_of(metadata, "tasks")
-    return dataset(
-        [
-            {"side": r.side, "context": r.record.input, "answer": f" {r.record.output}"}
-            for r in sets.rows
-        ]
-    )
+    rows = []
+    for row in sets_of(metadata, "tasks").rows:
+        prompt = row.record.input
+        answer = f" {row.record.output}" if prompt else row.record.output
+        rows.append({"side": row.side, "context": prompt, "answer": answer})
+    return dataset(rows)
 
 
 def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lm_eval.utils import load_yaml_config
 from axolotl_unlearn.data.documents import require_text, require_texts
 from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, command_line_metadata
+from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, command_line_metadata, dataset
 
 
 def documents(part: str, data_dir: str, **_: Any) -> dict[str, Any]:
@@ -23,8 +23,6 @@ def documents(part: str, data_dir: str, **_: Any) -> dict[str, Any]:
     Raises:
         UnlearnError: No such file, or a row that is no question.
     """
-    from datasets import Dataset
-
     folder, names = Path(data_dir), (f"wmdp-{part}", f"wmdp_{part}", f"{part}_questions", part)
     files = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
     files += sorted((folder / f"wmdp-{part}").glob("test*.parquet"))
@@ -51,7 +49,7 @@ def documents(part: str, data_dir: str, **_: Any) -> dict[str, Any]:
             )
         question = require_text(row, "question", where)
         rows.append({"question": question, "choices": choices, "answer": answer})
-    return {"test": Dataset.from_list(rows)}
+    return dataset(rows)
 
 
 class Wmdp(UnlearnTask):
