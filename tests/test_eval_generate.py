@@ -97,18 +97,23 @@ def test_several_stop_tokens(model):
     assert any(row[-1] == other for row in expected)
 
 
-def test_a_prompt_that_leaves_no_room_is_refused(model, monkeypatch):
-    """lm-eval would cut its beginning, and what follows the context is not what a model learned."""
-    longest = max(len(prompt.split()) for prompt in PROMPTS)
-    most = 128 - longest
-    assert gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most)
+def test_nothing_is_written_past_the_context(model, monkeypatch):
+    """It is not what a model learned; a prompt that fills it cannot be asked."""
+    whole = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=72)
+    monkeypatch.setattr(gen, "context_of", lambda _: 12)
+    lengths = [len(one.split()) for one in PROMPTS]
+    assert max(lengths) < 12
+    some = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=72)
+    for length, one, full in zip(lengths, some, whole, strict=True):
+        assert one.split() == full.split()[: 12 - length]
+    monkeypatch.setattr(gen, "context_of", lambda _: max(lengths))
     with fails("eval.no-room") as fault:
-        gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most + 1)
-    says, count = str(fault.value), sum(len(one.split()) == longest for one in PROMPTS)
-    assert f"{count} text" in says and "129 tokens" in says and "takes 128" in says
-    assert "`--max-gen-toks`" in says
+        gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=3)
+    says = str(fault.value)
+    assert f"{lengths.count(max(lengths))} text" in says and f"takes {max(lengths)}" in says
+    assert "fewer new" not in says
     monkeypatch.setattr(gen, "context_of", lambda _: None)  # as of a model without positions
-    assert gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=most + 1)
+    assert gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=72) == whole
 
 
 def test_vllm_is_asked_for_nothing_that_has_no_room(model, monkeypatch):
@@ -117,9 +122,9 @@ def test_vllm_is_asked_for_nothing_that_has_no_room(model, monkeypatch):
     local.spec, local.settings = None, Settings(backend="vllm")
     local.model, local.tokenizer = model, Words()
     monkeypatch.setattr(measure.in_vllm, "generate", lambda *given: "made")
-    assert local.generate(PROMPTS, 20, lambda *_: None) == "made"
+    assert local.generate(PROMPTS, 128, lambda *_: None) == "made"
     with fails("eval.no-room"):
-        local.generate(PROMPTS, 128, lambda *_: None)
+        local.generate(["3 " * 128], 1, lambda *_: None)
 
 
 @pytest.mark.parametrize(("ends", "said"), [(2, False), ([5, 2], False), (None, False),

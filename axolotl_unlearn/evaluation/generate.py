@@ -12,6 +12,7 @@ Shape letters: R rows of the batch, T time, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,20 +52,23 @@ def generate_greedily(
     on_batch: OnBatch | None = None,
     seed: int | None = None,
 ) -> list[str]:
-    """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
+    """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one), up
+    to the end of the model's context: what follows it is not what a model learned.
 
     Args:
         model: A causal language model in evaluation mode, on its device.
         seed: Draw tokens from the model's own distribution (temperature 1) instead.
 
     Raises:
-        UnlearnError: A prompt and its new tokens are more than the model takes.
+        UnlearnError: A prompt leaves no room for a token.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"prompt {number} has no tokens")
-    check_room(context_of(model), list(map(len, encoded)), max_new_tokens)
+    limit = context_of(model)
+    check_room(limit, list(map(len, encoded)), 1)
+    room = [min(max_new_tokens, (limit or math.inf) - len(ids)) for ids in encoded]
     stop = stop_tokens(model, tokenizer)
     own = seed is not None or _only_greedy(model)
     draw = None if seed is None else torch.Generator(input_device(model)).manual_seed(seed)
@@ -83,14 +87,14 @@ def generate_greedily(
             todo.append([i])
     while todo:
         numbers = todo.pop(0)
-        rows = [encoded[i] for i in numbers]
+        rows, most = [encoded[i] for i in numbers], max(room[i] for i in numbers)
         try:
             if own:
-                new = _decode(model, rows, max_new_tokens, stop, draw)
+                new = _decode(model, rows, most, stop, draw)
             else:
                 pad = tokenizer.pad_token_id
                 pad = min(stop, default=0) if pad is None else pad
-                new = _generate(model, rows, max_new_tokens, stop, pad)
+                new = _generate(model, rows, most, stop, pad)
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
                 raise
@@ -98,9 +102,9 @@ def generate_greedily(
             half = len(numbers) // 2
             todo[:0] = [numbers[:half], numbers[half:]]
             continue
-        for ids in new:  # up to the first that ends a text
-            ends = (i + 1 for i, token in enumerate(ids[:max_new_tokens]) if token in stop)
-            del ids[next(ends, max_new_tokens) :]
+        for number, ids in zip(numbers, new, strict=True):  # up to the first that ends a text
+            ends = (i + 1 for i, token in enumerate(ids[: room[number]]) if token in stop)
+            del ids[next(ends, room[number]) :]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         for i, text in zip(numbers, texts, strict=True):
             results[i] = text
@@ -110,10 +114,7 @@ def generate_greedily(
 
 
 def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
-    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` ones more, are too long.
-
-    lm-eval would cut their beginning, and past its context a model does not do what it learned.
-    """
+    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` ones more, are too long."""
     if long := [length + new for length in lengths if limit is not None and length + new > limit]:
         told, fewer = "", ""
         if new:

@@ -90,7 +90,7 @@ class Local:
     ) -> None:
         if self.settings.backend == "vllm":
             lengths = [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts]
-            generate.check_room(token_scoring.context_of(self.model), lengths, most)
+            generate.check_room(token_scoring.context_of(self.model), lengths, 1)
             given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
             return in_vllm.generate(*given, on_batch, seed)
         how = {"max_new_tokens": most, "batch_size": self.settings.batch_size, "seed": seed}
