@@ -52,8 +52,9 @@ def generate_greedily(
     on_batch: OnBatch | None = None,
     seed: int | None = None,
 ) -> list[str]:
-    """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one), up
-    to the end of the model's context: what follows it is not what a model learned.
+    """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
+
+    They end with the model's context: what follows it is not what a model learned.
 
     Args:
         model: A causal language model in evaluation mode, on its device.
@@ -114,7 +115,7 @@ def generate_greedily(
 
 
 def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
-    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` ones more, are too long."""
+    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` more, are too long."""
     if long := [length + new for length in lengths if limit is not None and length + new > limit]:
         told, fewer = "", ""
         if new:
