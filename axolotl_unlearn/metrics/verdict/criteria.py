@@ -300,7 +300,7 @@ def _sets(facts: Facts) -> Iterator[Read]:
     }
     if sizes is not None:  # what the file calls it is not believed
         named = facts.model.clusters
-        sizes = [len(set(side)) for side in named] if named else sizes
+        sizes = [len(set(side)) for side in named] if named and all(named) else sizes
         far = 0.5 + APART * intervals.ideal_membership(*sizes).standard_error
         apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
     if apart or (lab is not None and lab.meaningful is False):
