@@ -118,7 +118,7 @@ def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
     """Raise an `UnlearnError` where texts of so many tokens, and ``new`` more, are too long."""
     if long := [length + new for length in lengths if limit is not None and length + new > limit]:
         told, fewer = "", ""
-        if new:
+        if new > 1:
             told = f" ({new} new)"
             fewer = "ask for fewer (`--max-gen-toks`, `--max-new-tokens`, lm-eval `--gen_kwargs`), "
         raise UnlearnError(
