@@ -7,15 +7,15 @@ Hugging Face ``datasets`` bytes that are not UTF-8 would be replaced without a w
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
-from datasets import Dataset, DatasetInfo, Features, Value, concatenate_datasets
+from datasets import Dataset, DatasetInfo, Features, Value
 from datasets import Sequence as SequenceOf
 from datasets.table import InMemoryTable
 
@@ -56,18 +56,50 @@ FEATURES = Features(
     | {name: Value("int64") for name in (PAIR, DOCUMENT, READS, FILE)}
 )
 MEMORISE_FEATURES = Features(_TOKENS)
-#: Rows of a batch of Arrow.
+#: Rows that wait as numbers for their batch.
 _BATCH = 1000
 
 
-def _dataset(rows: Iterator[dict[str, Any]], features: Features) -> Dataset:
-    """A batch at a time, never a list of all: a token is four bytes in Arrow and about forty in
-    lists of Python's numbers."""
-    parts = []
-    while some := [*islice(rows, _BATCH)]:
-        table = InMemoryTable(pa.Table.from_pylist(some, features.arrow_schema))
-        parts.append(Dataset(table, DatasetInfo(features=features)))
-    return concatenate_datasets(parts)
+class RowTable:
+    """Token rows as they grow: columns of Arrow, a batch at a time, and never a list of them all. A
+    token is four bytes there and about forty in lists of Python's numbers.
+
+    Args:
+        features: `FEATURES` or `MEMORISE_FEATURES`.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self.rows = self.tokens = self.longest = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, input_ids: Sequence[int], labels: Sequence[int], **facts: int | None) -> None:
+        """A row; ``facts`` are the integer columns that `FEATURES` has, but for ``length``."""
+        length = len(input_ids)
+        row = {"input_ids": input_ids, "attention_mask": [1] * length, "labels": labels}
+        self._waiting.append(row | {"length": length} | facts)
+        self.rows, self.tokens = self.rows + 1, self.tokens + length
+        self.longest = max(self.longest, length)
+        if len(self._waiting) == _BATCH:
+            self._end()
+
+    def dataset(self) -> Dataset:
+        """All rows in the order in which they came; takes none after that."""
+        self._end()
+        digest = hashlib.blake2b(str(self.features).encode(), digest_size=8)
+        for batch in self._batches:
+            for column in batch.columns:
+                for buffer in column.buffers():
+                    digest.update(buffer or b"")
+        table = InMemoryTable.from_batches(self._batches, self.features.arrow_schema)
+        # `datasets` would pickle the table to find this out.
+        return Dataset(table, DatasetInfo(features=self.features), fingerprint=digest.hexdigest())
+
+    def _end(self) -> None:
+        schema = self.features.arrow_schema
+        self._batches.append(pa.RecordBatch.from_pylist(self._waiting, schema))
+        self._waiting = []
 
 
 class RoleStrategy(DatasetWrappingStrategy):
@@ -101,25 +133,13 @@ class RoleStrategy(DatasetWrappingStrategy):
         if self.path:
             rows = read_rows(self.path)
         given = role_rows(rows, self.source, self.role, self.data)
-        lengths: list[int] = []
-        features = MEMORISE_FEATURES if self.role == "memorise" else FEATURES
-        dataset = _dataset(self._columns(given, lengths), features)
-        LOG.info(
-            "%s: %d %s rows, %d tokens, longest %d",
-            self.source, len(lengths), self.role, sum(lengths), max(lengths),
-        )  # fmt: skip
-        return dataset
-
-    def _columns(self, given: list[Any], lengths: list[int]) -> Iterator[dict[str, Any]]:
-        """Token rows with the columns of `FEATURES`; their tokens are counted in ``lengths``."""
+        table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
         encode = self._encode_typed if self.encoder is None else self._encode_records
         for ids, labels, row, number in encode(given):
-            lengths.append(len(ids))
-            yield {
-                "input_ids": ids,
-                "attention_mask": [1] * len(ids),
-                "labels": labels,
-                "length": len(ids),
+            if self.role == "memorise":
+                table.add(ids, labels)
+                continue
+            facts = {
                 "role": ROLES.get(self.role),
                 "kind": KINDS[row.kind],
                 "task": task_number(row.task),
@@ -129,6 +149,12 @@ class RoleStrategy(DatasetWrappingStrategy):
                 READS: reads(ids, labels, self.special),
                 FILE: pair_number(self.source),
             }
+            table.add(ids, labels, **facts)
+        LOG.info(
+            "%s: %d %s rows, %d tokens, longest %d",
+            self.source, table.rows, self.role, table.tokens, table.longest,
+        )  # fmt: skip
+        return table.dataset()
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
         """What of a row has labels; memorisation learns all of it unless `labels` is given, of an
