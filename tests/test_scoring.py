@@ -253,7 +253,7 @@ def test_alternatives_go_with_forget_rows_of_their_kind():
     assert len(runs) == 2  # the policy's and the reference's
     expected = (
         plain.dpo(model, base, batch, [1], [6], 0.3)
-        + plain.flat(model, batch, [0, 2], [5, 7])
+        + plain.flat(model, batch, [0, 2], [5, 7], "total_variation")
         + plain.nll(model, batch, RETAIN)
     )
     assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
@@ -350,7 +350,7 @@ def test_trained_tokens_of_the_head_stay_as_they_were_in_the_reference(mode, tie
     lora = LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=trained)
     model = moved(get_peft_model(tiny_llama(seed=1, tie=tie).double(), lora))
     batch, entries, start = random_batch(seed=3), all_entries(), copy.deepcopy(model)
-    reference = make_reference(mode, model, starting_adapter=True, plan=ChunkPlan())
+    reference = make_reference(mode, model, starting_adapter=True)
     step_loss(model, batch, entries, reference=reference)  # `cached` asks once
     got = step_loss(moved(model), batch, entries, reference=reference).total
     assert_close(got.double(), plainly(model, start, batch), rtol=1e-5, atol=1e-5)
