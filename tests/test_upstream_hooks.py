@@ -70,8 +70,14 @@ HOOKS = {
         "quantization_config subfolder **kwargs",
         "_encode_pair": "context continuation",
         "_loglikelihood_tokens": "requests disable_tqdm override_bs",
+        "tok_batch_encode": "strings padding_side left_truncate_len truncation",
     },
     "lm_eval.api.task.ConfigurableTask": {
+        "build_all_requests": (
+            "limit samples rank world_size cache_requests rewrite_requests_cache "
+            "system_instruction apply_chat_template fewshot_as_multiturn chat_template "
+            "tokenizer_name"
+        ),
         "construct_requests": "doc ctx **kwargs",
         "fewshot_context": "doc num_fewshot system_instruction apply_chat_template "
         "fewshot_as_multiturn chat_template gen_prefix",

@@ -187,12 +187,12 @@ class UnlearnTask(ConfigurableTask):
         config["metadata"] = {**(config.get("metadata") or {}), **command_line_metadata()}
         super().__init__(config=config)
 
-    def build_all_requests(self, **given: Any) -> None:
+    def build_all_requests(self, *args: Any, **given: Any) -> None:
         """Anew: ``--cache_requests`` knows requests by the task's name, so that another data folder
         would get the scores of the first (lm-evaluation-harness#4123)."""
         if given.get("cache_requests"):
             warn_once("--cache_requests: the requests of tasks that read your data are made anew.")
-        super().build_all_requests(**given | {"cache_requests": False})
+        super().build_all_requests(*args, **given | {"cache_requests": False})
 
     def fewshot_context(
         self, doc: dict, num_fewshot: int, system_instruction: str | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -19,10 +20,9 @@ def command(folder: Path, risk: float, delta: float) -> None:
     After FROC (arXiv 2512.13337), whose calibration was not found: this is Learn then Test
     (2110.01052).
     """
-    from axolotl_unlearn.cli._options import read_json
     from research.analysis.choose import CONTROLS, chosen, risks
 
-    models = read_json(folder / "results.json")["models"]
+    models = json.loads((folder / "results.json").read_text("utf-8"))["models"]
     kept = {one["name"]: one.get("utility") for one in models}
     rows = chosen(risks(folder), kept, risk, delta)
     for name, row in rows.items():
