@@ -46,8 +46,8 @@ def test_the_sentence_of_tests_is_of_the_one_that_tells_most():
     tests = {"loss": {"auc": 0.55, "p": 0.4, **ends}, "zlib": {"auc": 0.7, "p": 0.02, **ends}}
     file = NAMES | {"title": "Members", "tests": tests, "missing": []}
     assert sentence(file) == (
-        "loss per compressed byte tells members from texts it never saw (AUC 0.70, p 0.040) after "
-        "Holm over 2 tests."
+        "loss per compressed byte tells members from texts it never saw (AUC 0.70 [0.40, 0.80], "
+        "p 0.040 after Holm over 2 tests)."
     )
     assert "does not tell members" in sentence(file | {"tests": {"loss": tests["loss"]}})
     assert sentence(file | {"tests": {}, "missing": ["icp"]}) == "icp could not be made."

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 import yaml
 from attack_models import tokenizer
@@ -15,6 +16,7 @@ from datasets import Dataset
 from requests_folder import write_lines
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.cli._options import fitted
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import guessed
 
@@ -62,13 +64,18 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert again.exit_code == 2 and "exists" in again.output
 
 
-def test_a_narrow_terminal_breaks_no_path_and_no_command(home, tmp_path):
-    """Copied in two parts they are others."""
-    rows = [str(word) for side in ("forget", "retain")
-            for word in (f"--{side}", home / f"{side}.jsonl")]  # fmt: skip
+def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
+    """Lines of prose are broken at its width; a path was, too, and then copied in two parts."""
+    out, sides = tmp_path / ("x" * 60), ("--forget", "--retain")
+    rows = [str(word) for side in sides for word in (side, home / f"{side[2:]}.jsonl")]
     words = ["init", "--base-model", "m", *rows, "--out", str(tmp_path / "my own.yml")]
     said = CliRunner().invoke(unlearn, words, terminal_width=40).output
     assert f"\nNext: axolotl-unlearn check '{tmp_path / 'my own.yml'}'\n" in said, said
+    said = CliRunner().invoke(unlearn, ["examples", str(out)], terminal_width=40).output
+    assert f"{out}/README.md" in said and said.count("\n") > 2, said
+    line = "Results: a/results.json (page: axolotl-unlearn report 'our own evaluations')"
+    with click.Context(unlearn, terminal_width=40):
+        assert fitted(line) == line and "\n" in fitted(f"Some {line}")
 
 
 def test_init_reads_rows_of_other_formats(home, tmp_path):

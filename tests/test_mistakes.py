@@ -478,6 +478,18 @@ def test_help_fits_into_80_columns(words):
     assert max(map(len, said.splitlines())) <= 80, max(said.splitlines(), key=len)
 
 
+def test_check_fits_into_80_columns(world, monkeypatch):
+    monkeypatch.chdir(world)
+    for cfg in (config(), config(**{"unlearn.forget": {"objectiv": "npo"}, "learning_rat": 1})):
+        Path("my.yml").write_text(yaml.safe_dump(cfg))
+        said = (
+            CliRunner()
+            .invoke(unlearn, ["check", "my.yml", "--show", "1"], terminal_width=80)
+            .output
+        )
+        assert max(map(len, said.splitlines())) <= 80, said
+
+
 def test_a_release_that_has_its_names_elsewhere_refuses_none(monkeypatch):
     """Every optimizer would be refused where the class of their names has moved."""
     for place in ("transformers/training_args.py Moved", "transformers/moved.py OptimizerNames"):

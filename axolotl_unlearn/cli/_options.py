@@ -9,7 +9,9 @@ import contextlib
 import io
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,19 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
     return " ".join(lines(context, option, (given or "",)))
 
 
+def fitted(line: str) -> str:
+    """A line in lines that the terminal holds; as it is in a pipe, and what is to be copied."""
+    context = click.get_current_context(silent=True)
+    width = context.terminal_width if context else None
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size((80, 24)).columns
+    if width is None or len(line) <= width or line.startswith(("Next: ", "Results: ")):
+        return line
+    how = {"break_long_words": False, "break_on_hyphens": False}
+    indent = line[: len(line) - len(line.lstrip())] + "    "
+    return textwrap.fill(line, width, subsequent_indent=indent, **how)
+
+
 def show(*parts: Any) -> None:
     """Lines and tables. What comes from a file, its name too, forges no line of ours."""
     from rich.console import Console
@@ -66,7 +81,7 @@ def show(*parts: Any) -> None:
     console = Console()
     for part in parts:
         if isinstance(part, str):
-            click.echo(plain(part))
+            click.echo(fitted(plain(part)))
             continue
         made = [*console.render(part)]
         texts = ("\n".join(map(plain, one.text.split("\n"))) for one in made)

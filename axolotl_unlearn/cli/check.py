@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import PATH, Answer, show
+from axolotl_unlearn.cli._options import PATH, Answer, fitted, show
 
 
 @click.command("check")
@@ -49,9 +49,9 @@ def command(config: Path, full: bool | None, rows: int) -> Answer:
         faults, summary, facts = check(config, full, rows)
     show(*summary)
     for fault in faults:
-        click.secho(f"  ✗ {fault}", fg="red", err=True)
+        click.secho(fitted(f"  ✗ {fault}"), fg="red", err=True)
     if faults:
         click.echo(f"{config}: {len(faults)} fault{'s' * (len(faults) > 1)}", err=True)
     else:
-        click.secho(f"{config}: ready; run `{then}`", fg="green")
+        click.secho(fitted(f"{config}: ready; run `{then}`"), fg="green")
     return Answer({"ready": not faults, "faults": faults, **facts}, exit=2 if faults else 0)

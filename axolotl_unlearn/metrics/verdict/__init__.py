@@ -252,7 +252,9 @@ def sentence(result: Attack | Mapping[str, Any]) -> str:
         each = zip(corrected, file.tests.items(), strict=True)
         p, (name, one) = min(each, key=lambda x: (x[0], -abs(x[1][1].auc - 0.5)))
         case = "told" if p < criteria.ALPHA else "untold"
-        text = says("attacks", case, {"name": name, "value": one.auc, "p": p}) + over
+        text = says("attacks", case, {"name": name, "value": one.auc, "p": p})
+        figures = f"AUC {one.auc:.2f} [{one.low:.2f}, {one.high:.2f}], p {p_value(p)}{over}"
+        text = f"{text.partition(' (AUC')[0]} ({figures})"
         if file.missing:
             text += f"; not measured: {', '.join(file.missing)}"
             text += ", so this is no evidence of forgetting" if case == "untold" else ""
