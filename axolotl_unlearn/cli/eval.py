@@ -10,7 +10,7 @@ import click
 
 from axolotl_unlearn.cli._options import FILE, PATH, Answer
 
-BACKENDS = click.Choice(["transformers", "vllm"])
+BACKENDS = click.Choice(["transformers", "vllm", "auto"])
 
 
 @click.command("eval")
@@ -23,7 +23,7 @@ BACKENDS = click.Choice(["transformers", "vllm"])
 @click.option("--device", help="[default: the accelerator, else cpu]")
 @click.option("--device-map", type=click.Choice(["auto"]), help="Spread a model over all devices.")
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
-@click.option("--backend", type=BACKENDS, default="transformers", help="What writes the answers.")
+@click.option("--backend", type=BACKENDS, default="transformers", help="auto: vLLM on a GPU.")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--canaries", type=FILE, help="Rows by coin.  [canaries.jsonl of the data folder]")
 @click.option(

@@ -16,12 +16,19 @@ from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
 AT_ONCE = 1000
 
 
-def backend(asked: str | None, alone: bool) -> str | None:
+def backend(asked: str | None, device: str, alone: bool) -> str | None:
     """What generates: "vllm", or None for transformers.
+
+    Args:
+        asked: "auto" takes vLLM where it is installed, the device is no CPU and the process is
+            alone with it.
 
     Raises:
         UnlearnError: vLLM is asked for and cannot be used.
     """
+    there = find_spec("vllm") is not None
+    if asked == "auto":
+        return "vllm" if there and alone and device != "cpu" else None
     if asked != "vllm":
         return None
     if not alone:
@@ -29,7 +36,7 @@ def backend(asked: str | None, alone: bool) -> str | None:
             "`--backend vllm` places the model itself; leave out --device-map.",
             code="eval.vllm-alone",
         )
-    if find_spec("vllm") is None:
+    if not there:
         raise UnlearnError(
             "`--backend vllm` needs vLLM, which is not installed: `pip install "
             "'axolotl-unlearn[vllm]'`, or leave out `--backend` (transformers generates).",

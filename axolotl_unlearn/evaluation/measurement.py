@@ -36,7 +36,8 @@ class Settings:
         store: Folder of measurements by content; default: ``cache`` in that of the results.
         canaries: Their file; default: that of the data folder.
         samples: Draws of each forget row at temperature 1, beside the greedy answer.
-        backend: "vllm" generates by vLLM; default: transformers.
+        backend: "vllm" generates by vLLM, "auto" where it can (`evaluation.in_vllm.backend`);
+            default: transformers.
     """
 
     device: str | None = None

@@ -65,7 +65,8 @@ def evaluate(
             code="eval.several-processes",
         )
     settings = Settings.read(asdict(options.placed()))
-    settings = replace(settings, backend=backend(options.backend, not settings.device_map))
+    alone = not settings.device_map
+    settings = replace(settings, backend=backend(options.backend, str(settings.device), alone))
     every = replace(settings, limit=None).load_sets(data)
     if (sets := every.limited(settings.limit)) is every:
         settings = replace(settings, limit=None)
@@ -80,7 +81,9 @@ def evaluate(
     bars = ProgressBars(options.progress)
     with bars.progress:
         few = can_be_good(len(sets.member), len(sets.nonmember)) if sets.member else ""
-        for note in filter(None, [*sets.notes, few]):
+        by = f"generation by {settings.backend or 'transformers'}"
+        by = by if options.backend == "auto" else ""
+        for note in filter(None, [*sets.notes, few, by]):
             bars.note(f"note: {note}")
         weights = {spec.name: weights_digest(spec) for spec in specs}
         session = Session(sets, settings, cache, bars)
