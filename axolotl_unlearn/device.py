@@ -37,11 +37,15 @@ def device_name(given: str | None = None) -> str:
 
 def emulates_bfloat16() -> bool:
     """Whether bfloat16 is slow here: only a processor, without instructions for it (avx512_bf16,
-    amx_bf16, or those of ARM). A product of matrices takes 50 times as long as in float32."""
+    amx_bf16, or those of ARM). A product of matrices takes 4 (AVX-512) to 50 times as long as in
+    float32."""
     import torch
 
     if accelerator() is not None:
         return False
+    able = torch.cpu.get_capabilities()
+    if able.get("architecture") == "x86_64":  # oneDNN calls AVX-512 alone support: it emulates there
+        return not (able["avx512_bf16"] or able["amx_bf16"])
     known = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported
     return not (known and known())
 

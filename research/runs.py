@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.store import content_key, file_digest, versions
 from research.harness import become, python_words
@@ -159,6 +160,8 @@ class Runs:
         own = {"output_dir": folder, "dataset_prepared_path": self.out / "prepared" / name}
         if self.seed is not None:
             own["seed"] = self.seed
+        if config.get("bf16") and self.device == "cpu" and emulates_bfloat16():
+            own["bf16"] = False
         config = changed(config, RESUMED | own | dict(changes or {}))
         path = self.out / "configs" / f"{name}.yml"
         rows = [Path(entry["path"]) for entry in config["datasets"]]

@@ -33,6 +33,7 @@ from typing import Any
 import yaml
 
 from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.results import Attack, read
 from axolotl_unlearn.metrics.verdict import criteria, judged
@@ -132,9 +133,12 @@ class Real(Tiny):
     """SmolLM2-135M-Instruct and LUME; unseen rows of its validation split set the level of `match`."""
 
     strengths, methods = REAL, METHODS
-    options = ("--dtype", "bfloat16", "--max-gen-toks", 128, "--batch-size", 128)
+    options = ("--max-gen-toks", 128, "--batch-size", 128)
 
     def draw(self) -> None:
+        whole = self.runs.device == "cpu" and emulates_bfloat16()
+        self.dtype = ("--dtype", "float32" if whole else "bfloat16")
+        self.options = (*self.dtype, *Real.options)
         self.base = self.out.parent / "smollm2"
         source, tofu = SOURCES["LUME"], SOURCES["TOFU"]
         if not (self.data / "test").is_dir():
@@ -170,7 +174,7 @@ class Real(Tiny):
     def attacked(self, name: str) -> None:
         """In 4 bits, after 20 steps on forgotten documents of others, and by every score."""
         control = ["--control", f"retrained={self.path('retrained')}", "--data", self.half]
-        control += ["--out", self.out / "attacks", "--dtype", "bfloat16"]
+        control += ["--out", self.out / "attacks", *self.dtype]
         asked = ["--max-new-tokens", 128, "--batch-size", 128]
         for kind, more in (("quantise", [*asked, "--schemes", "nf4"]), ("membership", []),
                            ("relearn", [*asked, "--source", "forget", "--steps", 20])):  # fmt: skip
