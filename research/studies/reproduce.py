@@ -46,6 +46,7 @@ from research.worlds.smollm2 import fetch_smollm2
 
 SOURCES = {name: Path(os.environ.get(f"{name}_DIR", ROOT.parent / "shared" / name.lower()))
            for name in ("LUME", "TOFU")}  # fmt: skip
+RESULTS = ROOT / "research" / "results"
 DEVELOPMENT = 500
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 AGAIN = ("again1", "again2", "again3", "again4")
@@ -376,28 +377,38 @@ def rates(first: Tiny) -> dict[str, Any]:
 
 
 def results(
-    command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str, beside: Sequence[str] = ()
-) -> dict[str, Any]:
+    command: str, dev: Tiny, fresh: Sequence[Tiny], machine: str, beside: Sequence[str] = (),
+    to: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """What is done; where ``to`` is among ``beside``, what that file has of other machines stays."""
     kept = (*COLUMNS, "cells", "intervals", "distance", "utility_groups")
-    seeds = {}
+    files = {n: json.loads((RESULTS / f"{n}.json").read_text("utf-8")) for n in beside}
+    before = files.pop(to, {"development": {}, "seeds": {}, "tables": {}})
+    seeds = dict(before["seeds"])
     for world in fresh:
         found = {name: world.scores(name) for name in (*STORY, *world.methods)}
-        seeds[str(world.seed)] = {name: {key: one[key] for key in kept if one.get(key)}
-                                  for name, one in found.items() if one}  # fmt: skip
-    files = [ROOT / "research" / "results" / f"{name}.json" for name in beside]
-    earlier = {k: v for f in files for k, v in json.loads(f.read_text("utf-8"))["seeds"].items()}
+        now = {name: {key: one[key] for key in kept if one.get(key)}
+               for name, one in found.items() if one}  # fmt: skip
+        seeds[str(world.seed)] = now | seeds.get(str(world.seed), {})
+    earlier = {seed: of for file in files.values() for seed, of in file["seeds"].items()}
     tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
+    hours = before.get("earlier_hours", before.get("processor_hours", 0))
     made = facts(command) | ({"machine": machine} if machine else {})
     first = json.loads((fresh[0].out / "eval-original" / "results.json").read_text("utf-8"))
+    board, best = leaderboard(seeds[str(fresh[0].seed)], fresh[0]), development(dev)
+    judged_then, tried_then = ({row[0]: row for row in before["tables"].get(n, {"rows": []})["rows"]}
+                               for n in ("leaderboard", "development"))  # fmt: skip
+    board["rows"] = [row[:6] + judged_then.get(row[0], row)[6:] for row in board["rows"]]
+    best["rows"] = [*(tried_then | {row[0]: row for row in best["rows"]} | tried_then).values()]
     return made | {
         "versions": first["versions"],
-        "development": {name: dev.scores(name).get("aggregate") for name in tried},
-        "processor_hours": round(spent / 3600, 2),
+        "development": {n: dev.scores(n).get("aggregate") for n in tried} | before["development"],
+        "processor_hours": round(hours + spent / 3600, 2),
+        "earlier_hours": hours,
         "seeds": seeds,
         "tables": tables(earlier | seeds)
-        | {"leaderboard": leaderboard(seeds[str(fresh[0].seed)], fresh[0])}
-        | {"development": development(dev), "rates": rates(fresh[0])},
+        | {"leaderboard": board, "development": best, "rates": rates(fresh[0])},
     }
 
 
@@ -412,7 +423,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), help="jobs by name, as `511 match`")
     parser.add_argument("--to", help="write research/results/NAME.json of what is done")
     parser.add_argument(
-        "--beside", nargs="+", default=(), metavar="NAME", help="with --to: means hold its seeds"
+        "--beside",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="with --to: means hold its seeds; NAME of --to: what the file has stays",
     )
     parser.add_argument("--machine", default="", help="with --to: where it was made [here]")
     given = parser.parse_args()
@@ -423,8 +438,8 @@ def main() -> None:
     dev, *fresh = (kind(out, seed, **how) for seed in (DEVELOPMENT, *given.seeds))
     if given.to:
         command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
-        path = ROOT / "research" / "results" / f"{given.to}.json"
-        write_json(path, results(command, dev, fresh, given.machine, given.beside))
+        made = results(command, dev, fresh, given.machine, given.beside, given.to)
+        write_json(RESULTS / f"{given.to}.json", made)
         return
     import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)

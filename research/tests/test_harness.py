@@ -181,6 +181,19 @@ def test_a_story_of_one_step(tmp_path, monkeypatch, forks):
     assert [row[1] for row in found["tables"]["development"]["rows"]] == [2, 1]
     config = yaml.safe_load((tmp_path / "1/configs/over.yml").read_text())
     assert config["seed"] == 1 and config["unlearn"]["forget"]["beta"] == reproduce.TINY[0]
+    gone = {"aggregate": 0.99, "intervals": dict.fromkeys(reproduce.COLUMNS, (0.98, 1))}
+    found["seeds"]["1"] |= {"gone": dict.fromkeys(reproduce.COLUMNS, 0.99) | gone}
+    row = ["gone", *"abcdef", "1 of 9", "good"]
+    found["tables"]["leaderboard"]["rows"].append(row)  # made elsewhere, as a method of six tries
+    found["tables"]["development"]["rows"].append(["gone", 6, *"abcdef"])
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    for _ in range(2):  # read once more, nothing is added
+        (tmp_path / "old.json").write_text(json.dumps(found))
+        found = reproduce.results("x", dev, [fresh], "", ["old"], "old")
+        made = found["tables"]
+        assert made["leaderboard"]["rows"][0][6:] == row[6:] and found["earlier_hours"] < 0.1
+        assert [row[0] for row in made["leaderboard"]["rows"]][0] == "gone"
+        assert [row[1] for row in made["development"]["rows"]] == [2, 1, 6]
     before = (tmp_path / "1/runs.json").read_bytes()
     reproduce.main()
     assert (tmp_path / "1/runs.json").read_bytes() == before
