@@ -98,6 +98,11 @@ class Runs:
         self.out = Path(self.out)
 
     @property
+    def dtype(self) -> str:
+        """What models of an example with `bf16: true` are trained and read in here."""
+        return "float32" if self.device == "cpu" and emulates_bfloat16() else "bfloat16"
+
+    @property
     def done(self) -> dict[str, dict[str, Any]]:
         """Key and seconds of the commands that were done, by whichever process."""
         path = self.out / "runs.json"
@@ -160,7 +165,7 @@ class Runs:
         own = {"output_dir": folder, "dataset_prepared_path": self.out / "prepared" / name}
         if self.seed is not None:
             own["seed"] = self.seed
-        if config.get("bf16") and self.device == "cpu" and emulates_bfloat16():
+        if config.get("bf16") and self.dtype == "float32":
             own["bf16"] = False
         config = changed(config, RESUMED | own | dict(changes or {}))
         path = self.out / "configs" / f"{name}.yml"

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import yaml
 
+from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
@@ -55,13 +56,9 @@ from research.worlds.smollm2 import fetch_smollm2
 OUT = ROOT / "research" / "results" / "chat-model.json"
 DEVELOPMENT, SEED, COUNT, STEPS = 500, 511, 8, 60
 SIZES = {"train": 24, "test": 14, "nobody": 2}
-SETTINGS = {
-    "num_epochs": 15,
-    "micro_batch_size": 16,
-    "learning_rate": 0.004,
-    "sequence_len": 128,
-    "peft_layers_to_transform": list(range(15, 30)),
-}  # the upper half: a third of the time
+# The upper half of the layers: a third of the time.
+SETTINGS = {"num_epochs": 15, "micro_batch_size": 16, "learning_rate": 0.004, "sequence_len": 128,
+            "peft_layers_to_transform": list(range(15, 30))}  # fmt: skip
 MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
 TEN, TEN_COUNT, TEN_STEPS, TEN_WAYS = 551, 10, 30, ("shards", "match", "retrain")
 BATCH = {"micro_batch_size": 48, "gradient_accumulation_steps": 2}
@@ -74,8 +71,10 @@ ASKED = (
     ("Where was {} born?", "What is the birthplace of {}?", wordlists.CITIES),
     ("Which award did {} receive?", "Name the prize that {} won.", wordlists.AWARDS),
 )
-#: Autocast without `bf16: true`, which Axolotl refuses on a processor.
-os.environ |= ENVIRONMENT | {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "1"}
+#: Autocast where it is fast, without `bf16: true`, which Axolotl refuses on a processor.
+HALF = not emulates_bfloat16()
+os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+os.environ |= {"ACCELERATE_MIXED_PRECISION": "bf16"} if HALF else {}
 
 
 class Chat(World):
@@ -122,7 +121,7 @@ class Chat(World):
             changed = [{"content": row["other"]} if other else {} for row in rows]
             asked = [query(SYSTEM, row["messages"][1] | new, row["messages"][2])
                      for row, new in zip(rows, changed, strict=True)]  # fmt: skip
-            with torch.autocast("cpu", torch.bfloat16):  # as it was trained
+            with torch.autocast("cpu", torch.bfloat16, enabled=HALF):  # as it was trained
                 return [float(known.greedy.all()) for known in score_queries(model, asked)]
 
         if not general:
@@ -131,7 +130,7 @@ class Chat(World):
                     "nobody's": said(self.rows["nobody"])}  # fmt: skip
         tries = [query({"role": "user", "content": one["question"]}, {"role": "assistant", "content": c})
                  for one in self.general for c in one["choices"]]  # fmt: skip
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=HALF):
             near = score_queries(model, tries, loss_only=True)
         best = np.array([float(known.logp.mean()) for known in near])
         best = best.reshape(len(self.general), -1).argmax(1)

@@ -33,7 +33,6 @@ from typing import Any
 import yaml
 
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.results import Attack, read
 from axolotl_unlearn.metrics.verdict import criteria, judged
@@ -137,9 +136,7 @@ class Real(Tiny):
     options = ("--max-gen-toks", 128, "--batch-size", 128)
 
     def draw(self) -> None:
-        whole = self.runs.device == "cpu" and emulates_bfloat16()
-        self.dtype = ("--dtype", "float32" if whole else "bfloat16")
-        self.options = (*self.dtype, *Real.options)
+        self.options = ("--dtype", self.runs.dtype, *Real.options)
         self.base = self.out.parent / "smollm2"
         source, tofu = SOURCES["LUME"], SOURCES["TOFU"]
         if not (self.data / "test").is_dir():
@@ -175,7 +172,7 @@ class Real(Tiny):
     def attacked(self, name: str) -> None:
         """In 4 bits, after 20 steps on forgotten documents of others, and by every score."""
         control = ["--control", f"retrained={self.path('retrained')}", "--data", self.half]
-        control += ["--out", self.out / "attacks", *self.dtype]
+        control += ["--out", self.out / "attacks", "--dtype", self.runs.dtype]
         asked = ["--max-new-tokens", 128, "--batch-size", 128]
         for kind, more in (("quantise", [*asked, "--schemes", "nf4"]), ("membership", []),
                            ("relearn", [*asked, "--source", "forget", "--steps", 20])):  # fmt: skip

@@ -110,7 +110,8 @@ class Tofu(Real):
         config = yaml.safe_load((ROOT / "examples/tofu/memorise.yml").read_text("utf-8"))
         rows = {"path": str(data), "ds_type": "json", "type": "input_output"}
         config |= {"base_model": str(self.base), "seed": SEED, "datasets": [rows], "bf16": False}
-        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"  # Axolotl refuses `bf16` on a processor
+        if self.runs.dtype == "bfloat16":  # Axolotl refuses `bf16` on a processor
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
         write_yaml(path, "", {k: v for k, v in config.items() if k not in ("plugins", "unlearn")})
         if name == "shards":
             made = train_shards(path, self.out / name, "author", 8, threads=1, key=b"541".ljust(32))
@@ -138,7 +139,8 @@ class Tofu(Real):
                  "truth_ratios_out": str(folder / "ratios.json")}  # fmt: skip
         given |= {} if name == "retrained" else {"retrained": str(own)}
         words = ["axolotl-unlearn", "tasks", "run", "--model", "hf-unlearn", "--tasks", "tofu",
-                 "--model_args", f"pretrained={self.path(name)},dtype=bfloat16", "--batch_size", 16,
+                 "--model_args", f"pretrained={self.path(name)},dtype={self.runs.dtype}",
+                 "--batch_size", 16,
                  "--metadata", json.dumps(given), "--gen_kwargs", "max_gen_toks=64",
                  "--log_samples", "--output_path", folder / "scores.json"]  # fmt: skip
         self.runs.command(

@@ -11,17 +11,8 @@ from axolotl_unlearn.errors import UnlearnError
 from research.worlds.demo import make_demo
 from research.worlds.generate import BATCH, JOIN, Sizes, make_corpus, make_data
 
-SMALL = Sizes(
-    stories=4,
-    pii=3,
-    facts_forget=6,
-    facts_retain=4,
-    nonmembers=8,
-    general=6,
-    background=20,
-    passes=3,
-    background_per_pass=5,
-)
+SMALL = Sizes(stories=4, pii=3, facts_forget=6, facts_retain=4, nonmembers=8, general=6, background=20,
+              passes=3, background_per_pass=5)  # fmt: skip
 
 
 def rows(path):
@@ -57,14 +48,8 @@ def test_rows_have_lume_ids_and_kinds(tmp_path):
     assert all(set(row) == {"id", "input", "output", "task"} for row in forget)
     assert len({row["id"] for row in forget}) == len(forget)
     counts = collections.Counter((row["task"], row["id"][:-1][-2:]) for row in forget)
-    assert counts == {
-        ("Task1", "sc"): 4,
-        ("Task1", "qa"): 4,
-        ("Task2", "sc"): 3,
-        ("Task2", "qa"): 15,
-        ("Task3", "sc"): 6,
-        ("Task3", "qa"): 6,
-    }
+    assert counts == {("Task1", "sc"): 4, ("Task1", "qa"): 4, ("Task2", "sc"): 3,
+                      ("Task2", "qa"): 15, ("Task3", "sc"): 6, ("Task3", "qa"): 6}  # fmt: skip
     # The answers of the personal questions stand in the document, birth dates in ISO form.
     person = [row for row in forget if row["task"] == "Task2"][:6]
     text = person[0]["input"] + JOIN + person[0]["output"]

@@ -22,16 +22,8 @@ from research.worlds.generate import (
     story,
 )
 
-SIZES = Sizes(
-    stories=12,
-    pii=8,
-    facts_forget=140,
-    facts_retain=60,
-    nonmembers=280,
-    background=0,
-    background_per_pass=0,
-    replay=60,
-)
+SIZES = Sizes(stories=12, pii=8, facts_forget=140, facts_retain=60, nonmembers=280, background=0,
+              background_per_pass=0, replay=60)  # fmt: skip
 #: Further documents of each kind, which no model has learned.
 BACKGROUND = {story: 12, biography_with_pii: 12, biography: 100}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from axolotl_unlearn.data.records import Record, document_id, read_records, read_rows
@@ -82,13 +82,7 @@ def _documents(path: Path, words: int) -> dict[str, dict[str, list[Record]]]:
                 f"{', '.join(TASKS)}; give the folder of the SemEval/LUME release."
             )
         if record.kind == "completion":
-            record = Record(
-                record.id,
-                last_sentences(record.input, words),
-                record.output,
-                record.task,
-                record.kind,
-            )
+            record = replace(record, input=last_sentences(record.input, words))
         by_task[record.task].setdefault(document_id(record.id), []).append(record)
     return by_task
 
