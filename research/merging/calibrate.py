@@ -29,14 +29,10 @@ def calibrate(
     metric: str = "retain",
     keep: float = 0.95,
     tolerance: float = 0.01,
-    grid: int = 5,
-    fine: int = 21,
-    slack: float = 1e-9,
 ) -> dict:
     """The largest share of ``target`` (a parent's number) that keeps ``keep`` of the base.
 
-    ``metric``: a score where high is good, ``keep``: tau. ``slack``: how much a score may rise from
-    one grid point to the next and still count as monotone (noise of small sets).
+    ``metric``: a score where high is good, ``keep``: tau.
     Ends at share 0 at worst, which is the original itself.
 
     Returns ``amount``, ``metric``, ``threshold``, ``scores`` there, ``points`` (every share that was
@@ -45,8 +41,6 @@ def calibrate(
     """
     if not 0 < keep <= 1:
         raise UnlearnError(f"keep {keep!r} is not in (0, 1]: it is the share of retention to keep.")
-    if grid < 2 or fine < 2:
-        raise UnlearnError("A calibration grid needs at least 2 points.")
     weights = dict(lab.parent_weights(target))
     known: dict[float, dict] = {}
 
@@ -61,12 +55,10 @@ def calibrate(
             )
         return value
 
-    shares = [number / (grid - 1) for number in range(grid)]
+    shares = [number / 4 for number in range(5)]
     values = [at(share) for share in shares]
     threshold = keep * values[0]
-    monotone = all(
-        after <= before + slack for before, after in zip(values, values[1:], strict=False)
-    )
+    monotone = all(b <= a + 1e-9 for a, b in zip(values, values[1:], strict=False))
     if monotone:
         good = max(share for share, value in zip(shares, values, strict=True) if value >= threshold)
         bad = min((share for share in shares if share > good), default=None)
@@ -78,8 +70,7 @@ def calibrate(
                 bad = middle
         amount = good
     else:
-        candidates = sorted({*shares, *(number / (fine - 1) for number in range(fine))})
-        amount = max(share for share in candidates if at(share) >= threshold)
+        amount = max(share for share in (n / 20 for n in range(21)) if at(share) >= threshold)
     lab.load(model, mixed(lab, weights, amount))
     points = [{"amount": share, "scores": known[share]} for share in sorted(known)]
     return {"amount": amount, "metric": metric, "threshold": threshold, "monotone": monotone,

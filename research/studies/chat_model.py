@@ -72,8 +72,8 @@ ASKED = (
     ("Which award did {} receive?", "Name the prize that {} won.", wordlists.AWARDS),
 )
 #: Autocast where it is fast, without `bf16: true`, which Axolotl refuses on a processor.
-HALF = not emulates_bfloat16()
 os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+HALF = not emulates_bfloat16()
 os.environ |= {"ACCELERATE_MIXED_PRECISION": "bf16"} if HALF else {}
 
 
