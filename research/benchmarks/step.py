@@ -262,13 +262,9 @@ def measure(variant: str, *, steps: int, labels: str, precision: str, pairs: int
 
 def run_apart(module: str, arguments: list[str]) -> dict:
     """Run a module with ``arguments`` in a process of its own; its last line is the result."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=models.ROOT,
-        env={**os.environ, "PYTHONPATH": str(models.ROOT)},
-    )
+    words, beside = [sys.executable, "-m", module, *arguments], {"PYTHONPATH": str(models.ROOT)}
+    how = {"capture_output": True, "text": True, "cwd": models.ROOT, "env": os.environ | beside}
+    done = subprocess.run(words, **how)
     if done.returncode:
         raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -293,13 +289,9 @@ def compare(
     results: dict[str, dict] = {}
     for _ in range(rounds):
         for variant in variants:
-            got = run_apart(
-                "research.benchmarks.step",
-                [
-                    *("--variant", variant, "--steps", str(steps), "--labels", labels),
-                    *("--precision", precision, "--threads", str(threads)),
-                ],
-            )
+            words = ["--variant", variant, "--steps", str(steps), "--labels", labels]
+            words += ["--precision", precision, "--threads", str(threads)]
+            got = run_apart("research.benchmarks.step", words)
             kept = results.setdefault(variant, {"all": [], "cpu": [], "peak_mb": 0.0})
             kept["all"] += got["seconds"]
             kept["cpu"] += got["cpu_seconds"]

@@ -66,6 +66,15 @@ def test_a_fork_has_the_threads_that_it_is_given(tmp_path, threads):
     assert said.read_text() == str(threads)
 
 
+@pytest.mark.parametrize("slow", [True, False])
+def test_no_study_trains_in_a_bfloat16_that_is_emulated(monkeypatch, tmp_path, slow):
+    monkeypatch.setattr("research.runs.emulates_bfloat16", lambda: slow)
+    monkeypatch.setattr(Runs, "command", lambda *given, **_: None)
+    Runs(tmp_path).train("a", "smollm2/over", {"base_model": "b", "datasets": []})
+    made = yaml.safe_load((tmp_path / "configs/a.yml").read_text())
+    assert (made["bf16"], Runs(tmp_path, device="cuda").dtype) == (not slow, "bfloat16")
+
+
 def test_a_value_at_a_path():
     config = {"unlearn": {"forget": [{"beta": 1}]}, "datasets": [{}], "gone": 1}
     paths = {"unlearn.forget.0.beta": 2, "datasets.1": {"path": "x"}, "gone": None, "new.key": 3}
