@@ -248,6 +248,9 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     return faults + told(
         (args.heldout not in (None, level.heldout),
          f"`heldout: {args.heldout}` is not read beside `unlearn.level.heldout`: remove one."),
+        (str(cfg.get("optimizer")).startswith("schedule_free"),
+         f"`optimizer: {cfg.get('optimizer')}` trains at other weights than those that it hands "
+         "over, and `unlearn.level` looks at the former: use adamw_torch."),
         (not args.retain,
          "`unlearn.level` looks at retained rows too, and there are none: add an objective under "
          "`unlearn.retain`, and its rows."),
