@@ -126,6 +126,14 @@ def test_all_faults_at_once(entry):
     assert all(fault.endswith((".", "?")) for fault in faults)
 
 
+def test_a_share_of_an_entry_is_refused(entry, both):
+    """It was said to have no effect: Axolotl draws rows of a dataset of the hub by it."""
+    cfg = both()
+    cfg["datasets"][0]["weight"] = 0.5
+    (fault,) = check_files(cfg)
+    assert fault.startswith("`datasets[0].weight` draws a part of the rows")
+
+
 def test_overlap(entry, both):
     (fault,) = check_files(both(kept=[RETAIN, FORGET]))
     assert "have rows in common: 1 (the first is row 1 here, row 2 there)" in fault
