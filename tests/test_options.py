@@ -185,6 +185,14 @@ def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
     assert "adds it to the whole ones: evaluate the merged model" in " ".join(notes)
 
 
+def test_a_mean_that_depends_on_the_micro_batch_is_noted():
+    """docs/several-gpus.md: an update does not depend on how a step is cut."""
+    block = {"preset": "never-seen", "teacher": "t", "heldout": "h"}
+    for block, parts, says in ((block, 2, True), (block, 1, False), ({"preset": "ce-u"}, 2, False)):
+        notes = setting_notes({"unlearn": block, "gradient_accumulation_steps": parts})
+        assert ("update on 2 micro-batches is not that of one" in " ".join(notes)) == says
+
+
 @pytest.mark.parametrize("emulated", [True, False])
 def test_bfloat16_that_a_processor_only_emulates_is_noted(stage, monkeypatch, emulated):  # noqa: F811
     """SmolLM2 made no step in seven minutes, without a word."""

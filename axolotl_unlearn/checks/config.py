@@ -281,6 +281,7 @@ def setting_notes(cfg: dict) -> list[str]:
     best = next((key for key in _BEST if cfg.get(key)), None)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
+    parts = cfg.get("gradient_accumulation_steps") or 1
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
@@ -289,6 +290,10 @@ def setting_notes(cfg: dict) -> list[str]:
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
+        (parts > 1 and args
+         and any(OBJECTIVES[one.objective].against_heldout for one in args.forget),
+         "`feature_matching` and its kin take features in by the micro-batch: the update on "
+         f"{parts} micro-batches is not that of one."),
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),
