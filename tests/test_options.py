@@ -187,8 +187,8 @@ def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
 
 def test_a_mean_that_depends_on_the_micro_batch_is_noted():
     """docs/several-gpus.md: an update does not depend on how a step is cut."""
-    block = {"preset": "never-seen", "teacher": "t", "heldout": "h"}
-    for block, parts, says in ((block, 2, True), (block, 1, False), ({"preset": "ce-u"}, 2, False)):
+    match = {"preset": "never-seen", "teacher": "t", "heldout": "h"}
+    for block, parts, says in ((match, 2, True), (match, 1, False), ({"preset": "ce-u"}, 2, False)):
         notes = setting_notes({"unlearn": block, "gradient_accumulation_steps": parts})
         assert ("update on 2 micro-batches is not that of one" in " ".join(notes)) == says
 

@@ -120,7 +120,7 @@ def test_a_group_of_rates_that_holds_no_weight_is_refused(stage):
 
 
 def test_what_the_loss_leaves_out_or_cuts_is_said(stage, caplog):
-    """The loss of a router and its noise; a mean that depends on the micro-batch, also of one process."""
+    """A router's loss and noise; a mean that depends on the micro-batch, also of one process."""
     tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
             "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512}  # fmt: skip
     for asked in (False, True):
