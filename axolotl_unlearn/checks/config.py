@@ -142,6 +142,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
     chats = [row for row in args.data.rows if row.get("type") == "chat_template"]
     fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
+    anew = any(phase.fresh_optimizer for phase in args.phases)
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
@@ -175,8 +176,11 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         *((args.phases and cfg.get(f"{what}s_per_epoch"),
            f"`{what}s_per_epoch` takes the whole run for one epoch, whatever `unlearn.phases` say; "
            f"give `{what}_steps`.") for what in ("save", "eval")),
-        (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
+        (anew and cfg.get("deepspeed"),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
+        (anew and str(cfg.get("optimizer")).startswith("schedule_free"),
+         f"`optimizer: {cfg.get('optimizer')}` keeps its average and its steps beside the moments "
+         "that `fresh_optimizer` of a phase empties; use adamw_torch."),
         (sharding and args.level,
          "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
          "train on one device or with DDP."),
