@@ -252,12 +252,13 @@ def _check_layers(cfg: DictDefault) -> None:
             "leaves out: experts may be used less evenly; say so by `overrides_of_model_config: "
             "{output_router_logits: false}`."
         )
-    drops = {k: v for k, v in vars(config).items() if re.search("drop(out)?$", k)}
+    noise = "drop(out)?(_prob|_rate)?$|jitter_noise$"
+    drops = {k: v for k, v in vars(config).items() if re.search(noise, k)}
     drops = {k: v for k, v in drops.items() if v and not re.match("classifier|summary", k)}
     if drops and any(OBJECTIVES[e.objective].reference for _, e in unlearn_config(cfg).entries()):
         LOG.warning(
-            "this model trains with dropout (%s), so what is compared with the reference is noisy "
-            "from the first step on; set it to 0 by `overrides_of_model_config`.",
+            "this model trains with dropout or noise (%s), so what is compared with the reference "
+            "is noisy from the first step on; set it to 0 by `overrides_of_model_config`.",
             ", ".join(f"{key}: {value}" for key, value in drops.items()),
         )
     known = {"model_type": config.model_type}

@@ -50,6 +50,8 @@ def test_a_key_that_is_left_empty_is_not_given(block):
         ({"reference": "copy"}, "reference"),
         ({"data": {"template": "{input}"}}, "{output}"),
         ({"data": {"template": "{output} {input}"}}, "{input} and, after it, {output}"),
+        ({"data": {"template": "{input} {output} {input}"}}, "after it, {output} once"),
+        ({"data": {"template": "{input} {output}, {output}"}}, "after it, {output} once"),
         ({"level": {"heldoutt": "h"}}, "`unlearn.level.heldoutt` is not a key.*'heldout'"),
         ({"phases": [{"steps": 1, "retian": []}]}, "`unlearn.phases.0.retian` is.*'retain'"),
         ({"phases": [{"steps": 1, **GA}], **GA}, "not both"),

@@ -126,6 +126,14 @@ def test_all_faults_at_once(entry):
     assert all(fault.endswith((".", "?")) for fault in faults)
 
 
+def test_a_share_of_an_entry_is_refused(entry, both):
+    """It was said to have no effect: Axolotl draws rows of a dataset of the hub by it."""
+    cfg = both()
+    cfg["datasets"][0]["weight"] = 0.5
+    (fault,) = check_files(cfg)
+    assert fault.startswith("`datasets[0].weight` draws a part of the rows")
+
+
 def test_overlap(entry, both):
     (fault,) = check_files(both(kept=[RETAIN, FORGET]))
     assert "have rows in common: 1 (the first is row 1 here, row 2 there)" in fault
@@ -312,6 +320,7 @@ def test_rows_in_columns_are_counted_alike(entry):
 
 RMU = {"objective": "rmu"}
 PHASE = {"phases": [{"steps": 2, "forget": {"objective": "npo"}}]}
+ANEW = {"phases": 2 * [PHASE["phases"][0] | {"fresh_optimizer": True}]}
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 NPO = {"objective": "npo"}
 SHARDED = LORA | {"fsdp_config": {"x": 1}}
@@ -321,8 +330,9 @@ STARTS = [{}, {"adapter": "lora", "lora_model_dir": "someone/adapter"}]
 SETTINGS = [
     ({"unlearn": PHASE, "max_steps": 9}, "`max_steps` does not go with `unlearn.phases`"),
     ({"unlearn": PHASE, "num_epochs": 2}, "`num_epochs` does not go with `unlearn.phases`"),
-    ({"unlearn": {"phases": 2 * [PHASE["phases"][0] | {"fresh_optimizer": True}]},
-      "deepspeed": "x.json"}, "DeepSpeed's own"),
+    ({"unlearn": ANEW, "deepspeed": "x.json"}, "DeepSpeed's own"),
+    ({"unlearn": ANEW, "optimizer": "schedule_free_adamw"}, "keeps its average"),
+    ({"unlearn": PHASE, "optimizer": "schedule_free_adamw"}, None),
     (SHARDED | {"lora_model_dir": "someone/adapter"}, "set `fsdp_version: 2`"),
     (SHARDED | {"unlearn": {"forget": NPO, "reference": "frozen_copy"}}, "no process has under F"),
     ({"unlearn": {"forget": NPO, "reference": {"model": "./not-there"}}},

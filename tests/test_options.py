@@ -55,6 +55,15 @@ IDLE = [
     ({"logging_nan_inf_filter": True}, "`logging_nan_inf_filter: True` has no effect"),
     ({"sample_packing_bin_size": 9}, "`sample_packing_bin_size: 9` has no effect"),
     ({"max_prompt_len": 5}, "`max_prompt_len: 5` has no effect"),
+    ({"cosine_min_lr_ratio": 0.5}, "`cosine_min_lr_ratio: 0.5` has no effect"),
+    ({"cosine_constant_lr_ratio": 0.5}, "`cosine_constant_lr_ratio: 0.5` has no effect"),
+    ({"lr_quadratic_warmup": True}, "`lr_quadratic_warmup: True` has no effect"),
+    ({"jagged_restart_warmup_steps": 3}, "`jagged_restart_warmup_steps: 3` has no effect"),
+    ({"loraplus_lr_embedding": 1e-3}, "`loraplus_lr_embedding: 0.001` has no effect"),
+    ({"adam_beta3": 0.5}, "`adam_beta3: 0.5` has no effect"),
+    ({"dion_lr": 0.1}, "`dion_lr: 0.1` has no effect"),
+    ({"torch_compile_backend": "eager"}, "`torch_compile_backend: eager` has no effect"),
+    ({"optim_args": {"eps": 1.0}}, "`optim_args: {'eps': 1.0}` has no effect"),
     ({"revision_of_model": "v1"}, "`revision_of_model` does nothing here"),
     ({"chat_template": "chatml"}, "`chat_template` renders no row here"),
     ({"default_system_message": "Be brief."}, "`default_system_message` renders no row here"),
@@ -101,6 +110,27 @@ def test_options_without_effect_are_noted(stage, plain):  # noqa: F811
         every |= options
     one, two = adapter(train(stage, "options-idle", **RUN | every)), adapter(plain)
     assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+def test_an_option_has_an_effect_beside_another(stage):  # noqa: F811
+    """An adapter's, of which all weights were trained, said nothing."""
+    for option, other in (
+        ({"lora_r": 4}, {"adapter": "lora"}),
+        ({"loraplus_lr_embedding": 1e-3}, {"loraplus_lr_ratio": 8}),
+        ({"cosine_min_lr_ratio": 0.5}, {}),  # cosine is Axolotl's default
+        ({"optim_args": "momentum=0.9"}, {"optimizer": "sgd"}),
+    ):
+        (key,) = option
+        assert key not in axolotl_options.noted(option | other)
+        without = option | ({} if other else {"lr_scheduler": "linear"})
+        assert f"`{key}: {option[key]}` has no effect" in axolotl_options.noted(without)[key]
+
+
+@pytest.mark.parametrize("given", ["betas=(0.5,0.6)", "momentum", {"betas": [0.5, 0.6]}])
+def test_optimizer_arguments_that_cannot_be_read_are_refused(stage, given):  # noqa: F811
+    """They ended in a ValueError when the weights were loaded."""
+    (said,) = config_faults(config(stage, "x") | {"optimizer": "sgd", "optim_args": given})
+    assert said.startswith("`optim_args: ") and "cannot be read" in said
 
 
 def test_an_adapter_to_begin_with_keeps_its_shape(stage, plain):  # noqa: F811
@@ -152,6 +182,14 @@ def test_a_package_that_is_absent_is_named(stage, monkeypatch, options, module):
 def test_an_adapter_beside_quantised_weights_is_noted(stage):  # noqa: F811
     notes = setting_notes(config(stage, "x") | {"adapter": "qlora", "load_in_4bit": True})
     assert "adds it to the whole ones: evaluate the merged model" in " ".join(notes)
+
+
+def test_a_mean_that_depends_on_the_micro_batch_is_noted():
+    """docs/several-gpus.md: an update does not depend on how a step is cut."""
+    match = {"preset": "never-seen", "teacher": "t", "heldout": "h"}
+    for block, parts, says in ((match, 2, True), (match, 1, False), ({"preset": "ce-u"}, 2, False)):
+        notes = setting_notes({"unlearn": block, "gradient_accumulation_steps": parts})
+        assert ("update on 2 micro-batches is not that of one" in " ".join(notes)) == says
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,19 @@ def test_moments_are_those_of_the_distribution(frozen, beside):
             assert_close(weight.grad.double(), want, atol=3e-5, rtol=2e-4, msg=name)
 
 
+def test_an_evaluation_shows_the_distribution_nothing():
+    """Rows of `test_datasets` counted as forget rows from the first evaluation on."""
+    known, group = HeldoutDistribution(correlated=False), (0, 1)
+    known.look({group: {b"own": torch.tensor([1.0, 2.0])}}, {group: torch.randn(4, 2)})
+    pull = known.look_up(None, None, batch_of(), None).pull
+    before, features = known.direction(group).double(), torch.tensor([[8.0, -8.0]])
+    with torch.no_grad():
+        pull(np.array([0]), features)
+    assert_close(known.direction(group).double(), before)
+    pull(np.array([0]), features)  # of training
+    assert not torch.equal(known.direction(group), before)
+
+
 def test_a_certain_model_and_impossible_tokens_give_finite_numbers():
     """One token has all the mass, or a logit of -inf: no NaN in value or gradient."""
     from axolotl_unlearn.engine.head_losses import Group, linearised_statistics

@@ -35,7 +35,14 @@ from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.requests import new, record, ways
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
-from axolotl_unlearn.requests.new import Options, _text, new_request, passes, teacher_config
+from axolotl_unlearn.requests.new import (
+    Options,
+    _text,
+    forget_config,
+    new_request,
+    passes,
+    teacher_config,
+)
 from axolotl_unlearn.requests.request import Ledger, Request, weights
 from axolotl_unlearn.requests.rows import (
     SPLITS,
@@ -318,6 +325,17 @@ def made(home):
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["schedule_free_adamw", "lomo", "adamw_8bit"])
+def test_match_trains_with_an_optimizer_that_it_takes(tmp_path, name):
+    """A request of a fine-tuning by any other had a config that was refused."""
+    facts = {"before": {"model": "m", "adapter": None}, "counts": {"forget": 3, "heldout": 2}}
+    given = config(tmp_path, optimizer=name, optim_args="r=0.1")
+    made = forget_config(given, facts, [], tmp_path, Options())
+    kept = name == "adamw_8bit"
+    assert made["optimizer"] == (name if kept else "adamw_torch")
+    assert ("optim_args" in made) == kept
 
 
 def test_the_folder_says_what_is_to_be_done(home, made):

@@ -212,6 +212,17 @@ def test_entries_limited_to_kinds_split_the_forget_rows():
     assert set(result.parts) >= {"forget/npo", "forget/npo.question", "retain/nll", "retain/kl"}
 
 
+def test_the_log_has_a_position_s_kl_whatever_the_loss_is_divided_by():
+    """ZJUKLAB's divisor, a padded length, made of it a number of no unit."""
+    model, batch, found = with_lora(tiny_llama(seed=1)), random_batch(seed=3), []
+    for more in ({}, {"divide_by_length": 256}):
+        entries = entries_for(("retain", {"objective": "kl", **more}))
+        parts = step_loss(model, batch, entries, reference=reference_for(model)).parts
+        found.append({name: (total / count).item() for name, (total, count) in parts.items()})
+    assert found[1]["kl"] == pytest.approx(found[0]["kl"]) and found[0]["kl"] > 0
+    assert found[1]["retain/kl"] < found[0]["retain/kl"] / 2
+
+
 def test_forget_rows_that_weigh_differently():
     """A token's value in GA, a row's in NPO, times the weight of its row; retain rows weigh 1."""
     model, batch = lora_model(), random_batch(seed=3)

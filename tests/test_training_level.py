@@ -507,8 +507,9 @@ def test_faults_of_the_block_name_the_cure(life, monkeypatch):
     assert faults(config) == []
     config["unlearn"]["level"] |= {"heldout": str(life / "nowhere.jsonl"), "certainty": True}
     config["unlearn"] |= {"forget": [{"objective": "npo"}], "retain": []}
-    found = faults(config | {"deepspeed": "zero3.json"})
+    found = faults(config | {"deepspeed": "zero3.json", "optimizer": "schedule_free_adamw"})
     for part in (
+        "trains at other weights than those that it hands over",  # of the best state, mixed with z
         "unlearn.level.heldout",
         "looks at retained rows too",  # the first look ended in a traceback
         "no forget objective is `match`",

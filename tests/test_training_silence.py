@@ -120,16 +120,18 @@ def test_a_group_of_rates_that_holds_no_weight_is_refused(stage):
 
 
 def test_what_the_loss_leaves_out_or_cuts_is_said(stage, caplog):
-    """The loss of a router; a mean that depends on the micro-batch, also of one process."""
+    """A router's loss and noise; a mean that depends on the micro-batch, also of one process."""
     tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
             "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512}  # fmt: skip
     for asked in (False, True):
         caplog.clear()
-        MixtralConfig(**tiny, output_router_logits=asked).save_pretrained(stage / "experts")
+        tiny |= {"output_router_logits": asked, "router_jitter_noise": 0.1 * asked}
+        MixtralConfig(**tiny).save_pretrained(stage / "experts")
         given = {"base_model": str(stage / "experts"), "reinit_weights": True}
         cfg = DictDefault(config(stage, "x", **given))
         UnlearnPlugin().pre_model_load(cfg)
         assert ("`output_router_logits`" in caplog.text) == asked
+        assert ("(router_jitter_noise: 0.1)" in caplog.text) == asked
     block = config(stage, "x")["unlearn"]
     block["forget"] = {"objective": "npo", "reduction": "batch_token_mean"}
     for parts in (1, 2):

@@ -187,8 +187,10 @@ def test_it_reads_the_field_names_of_the_config(tmp_path):
     ]
 
 
-#: What a teacher without an evaluation, of another length, cannot have; Axolotl refused the run.
-SHORT = {"max_steps": 900, "early_stopping_patience": 2, "load_best_model_at_end": True,
+#: What a teacher without an evaluation, of another length, cannot have; Axolotl refused the run, or
+#: uploaded the teacher in the place of the model.
+SHORT = {"hub_model_id": "owner/model", "push_dataset_to_hub": "owner/rows", "max_steps": 900,
+         "early_stopping_patience": 2, "load_best_model_at_end": True,
          "metric_for_best_model": "eval_loss", "eval_strategy": "steps",
          "warmup_steps": 100}  # fmt: skip
 

@@ -64,12 +64,20 @@ def noted(cfg: dict[str, Any]) -> dict[str, str]:
     """Options that are set, and left out since they have no effect -> a sentence."""
     found = {}
     for group in TABLE["noted"]:
+        at = group.get("at")
+        if _is_one(cfg, group.get("beside", {})) or (at and not _is_one(cfg, at)):
+            continue
         values = group.get("values", {})
         for option in [*group["options"], *values]:
             value = cfg.get(option)
             if value in values[option] if option in values else value:
                 found[option] = f"`{option}: {value}` has no effect: {group['why']}."
     return found
+
+
+def _is_one(cfg: dict[str, Any], wanted: dict[str, list[Any]]) -> bool:
+    """Whether an option has one of its values, or where there are none is set."""
+    return any(cfg.get(key) in some if some else cfg.get(key) for key, some in wanted.items())
 
 
 def absent(cfg: dict[str, Any]) -> Iterator[str]:
@@ -139,6 +147,15 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
         if name and all(found) and name not in names:
             near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
             yield f"`{key}: {name}` is no {key}{near}."
+    given = cfg.get("optim_args")
+    if isinstance(given, dict):  # Axolotl's own optimizers take it as it is
+        own = cfg.get("optimizer") in _named(_NAMES["optimizer"][1])
+        given = "" if own else ",".join(f"{key}={value}" for key, value in given.items())
+    if given and not all(part.count("=") == 1 for part in str(given).split(",")):
+        yield (
+            f"`optim_args: {cfg['optim_args']}` cannot be read: it is split at each comma and `=`; "
+            "give single numbers or words, such as {momentum: 0.9}."
+        )
     if isinstance(pattern := cfg.get("lora_target_modules"), str):
         try:
             re.compile(pattern)

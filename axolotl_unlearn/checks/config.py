@@ -142,6 +142,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
     chats = [row for row in args.data.rows if row.get("type") == "chat_template"]
     fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
+    anew = any(phase.fresh_optimizer for phase in args.phases)
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
@@ -175,8 +176,11 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         *((args.phases and cfg.get(f"{what}s_per_epoch"),
            f"`{what}s_per_epoch` takes the whole run for one epoch, whatever `unlearn.phases` say; "
            f"give `{what}_steps`.") for what in ("save", "eval")),
-        (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
+        (anew and cfg.get("deepspeed"),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
+        (anew and str(cfg.get("optimizer")).startswith("schedule_free"),
+         f"`optimizer: {cfg.get('optimizer')}` keeps its average and its steps beside the moments "
+         "that `fresh_optimizer` of a phase empties; use adamw_torch."),
         (sharding and args.level,
          "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
          "train on one device or with DDP."),
@@ -248,6 +252,9 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     return faults + told(
         (args.heldout not in (None, level.heldout),
          f"`heldout: {args.heldout}` is not read beside `unlearn.level.heldout`: remove one."),
+        (str(cfg.get("optimizer")).startswith("schedule_free"),
+         f"`optimizer: {cfg.get('optimizer')}` trains at other weights than those that it hands "
+         "over, and `unlearn.level` looks at the former: use adamw_torch."),
         (not args.retain,
          "`unlearn.level` looks at retained rows too, and there are none: add an objective under "
          "`unlearn.retain`, and its rows."),
@@ -278,6 +285,7 @@ def setting_notes(cfg: dict) -> list[str]:
     best = next((key for key in _BEST if cfg.get(key)), None)
     by_sum = str(cfg.get("metric_for_best_model") or "loss").removeprefix("eval_") == "loss"
     quantised = cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit"))
+    parts = cfg.get("gradient_accumulation_steps") or 1
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
     types = [str(row.get("type")) for row in args.data.rows] if args else []
@@ -286,6 +294,10 @@ def setting_notes(cfg: dict) -> list[str]:
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
+        (parts > 1 and args
+         and any(OBJECTIVES[one.objective].against_heldout for one in args.forget),
+         "`feature_matching` and its kin take features in by the micro-batch: the update on "
+         f"{parts} micro-batches is not that of one."),
         (moves and best and by_sum,
          f"`{best}` compares sums whose weights change (`phases`, `extensions`): name a part as "
          "`metric_for_best_model`, such as eval_retain_nll."),

@@ -323,11 +323,12 @@ class DataArgs(Strict):
             raise ValueError("`join` does nothing beside a template; remove one of them")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
-        head, output, _ = (self.template or "").partition("{output}")
-        if self.template and ("{input}" not in head or not output):
+        head, output, tail = (self.template or "").partition("{output}")
+        wrong = "{input}" not in head or not output or "{input}" in tail or "{output}" in tail
+        if self.template and wrong:
             raise ValueError(
-                "template must contain {input} and, after it, {output}, e.g. 'Question: {input}\\n"
-                "Answer: {output}'"
+                "template must contain {input} and, after it, {output} once, e.g. 'Question: "
+                "{input}\\nAnswer: {output}'"
             )
         if self.chat_template and "document" in self.labels.model_dump(exclude_unset=True).values():
             raise ValueError(
@@ -418,7 +419,10 @@ class LevelArgs(Strict):
         "within its own sampling error for 0.5, and score all rows, not 100 of each kind and task",
     )
     least_rows: int = Field(
-        1, gt=0, description="forget rows below which `feature_matching` and its kin do nothing"
+        1,
+        gt=0,
+        description="documents to forget (or questions, where there are none) below which "
+        "`feature_matching` and its kin do nothing",
     )
     certainty: bool = Field(
         False,

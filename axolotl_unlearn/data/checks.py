@@ -308,7 +308,9 @@ def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
         )
     faults += part_of_a_file(entry)
     for key in entry:
-        if key not in ENTRY_KEYS:
+        if key == "weight":
+            faults.append(f"`{where}.weight` draws a part of the rows; write them to a file.")
+        elif key not in ENTRY_KEYS:
             cure = nearest(key, ENTRY_KEYS) or "; remove it (format options go into `unlearn.data`)"
             faults.append(f"`{where}.{key}` has no effect with this dataset type{cure}.")
     return faults

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from axolotl_unlearn.columns import ROLES
@@ -91,8 +92,11 @@ def step_loss(
             loss = weights[number] * scale * value / counts[number]
             result.losses[entry.side] = result.losses[entry.side] + loss
         result.log(entry.name, value, view.count)
+        count = view.count
+        if entry.args.divide_by_length:  # of the loss; the log is a position's
+            count = to_device(np.float32(view.positions.sum()), batch.device)
         for name, values in terms.logs.items():
-            result.log(name, values.sum(), view.count)
+            result.log(name, values.sum(), count)
     for side, role in ROLES.items() if knows_nll else ():
         seen = labelled & (batch.on_host("role") == role)[:, None]
         total = -(policy.logp * to_device(seen, batch.device)).sum()

@@ -97,13 +97,13 @@ class HeldoutDistribution:
 
     def _pull(self, batch: Batch, rows: NDArray, features: Tensor) -> Tensor:
         """``(centre, direction)`` of rows of a batch, ``[2, R, F]``; all processes come here, also
-        those without such rows, and take in what the others have."""
+        those without such rows, and take in what the others have, but for an evaluation's."""
         kinds, tasks = (batch.on_host(name)[rows].tolist() for name in ("kind", "task"))
         groups = list(zip(kinds, tasks, strict=True))
         keys = [key for row, key in enumerate(row_keys(batch)) if row in rows]
         self._be_on(features.device)
         own = features.detach().to(exact_dtype(features.device))
-        for group, key, values in of_all(groups, keys, own):
+        for group, key, values in of_all(groups, keys, own) if torch.is_grad_enabled() else ():
             if group in self.seen:
                 self.seen[group][key] = values
         if not groups:

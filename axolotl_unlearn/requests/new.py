@@ -420,6 +420,10 @@ def forget_config(
     packing = {"sample_packing", "eval_sample_packing", "batch_flattening"}
     dropped = packing.union(*refused)
     made = {key: value for key, value in _derived(config, out).items() if key not in dropped}
+    optimizer, wrong = str(made.get("optimizer")), axolotl_options.TABLE["refused"]
+    wrong = [name for group in wrong for name in group.get("values", {}).get("optimizer", ())]
+    if optimizer in wrong or optimizer.startswith("schedule_free"):  # goes with no `level`
+        made = {k: v for k, v in made.items() if k != "optim_args"} | {"optimizer": "adamw_torch"}
     before, adapter = facts["before"], facts["before"]["adapter"]
     if adapter is None:
         lora = ("adapter", "lora_", "peft", "load_in_4bit", "load_in_8bit", "loraplus")

@@ -33,7 +33,7 @@ HEAD = "# Written by `axolotl-unlearn teacher`"
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
     "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "warmup_steps",
-    "output_dir",
+    "output_dir", "hub_model_id", "hub_strategy", "hub_revision", "push_dataset_to_hub",
     "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
     "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps", "eval_strategy",
     "early_stopping_patience", "load_best_model_at_end", "metric_for_best_model",
