@@ -347,8 +347,8 @@ class Model(Part):
         limit, max_gen_toks: Of the evaluation: so many rows, documents and questions at most (None:
             all), new tokens a row.
         intervals: 95 %, by name of the score.
-        any_script, any_script_intervals: Cells (and intervals of sides) by words of every script,
-            where the official figure is off.
+        any_script, any_script_intervals: Cells (and intervals of them and of sides) by words of
+            every script, where the official figure is off.
     """
 
     name: str = Field(min_length=1)
