@@ -712,3 +712,27 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             code="results.version",
         )
     return read(Results, data, where)
+
+
+def folder_of(results: str | Path) -> Path:
+    """The folder of an evaluation, given as itself or as its results.json."""
+    path = Path(results)
+    return path if path.is_dir() else path.parent
+
+
+def attack_results(folder: Path) -> list[dict[str, Any]]:
+    """What each attack wrote into a file of its own.
+
+    Half a file too: the verdict does not pass over it.
+    """
+    found, marks = [], {"attack", "title", "model", "rows", "tests"}
+    for path in sorted(folder.glob("*-*.json")):
+        try:
+            one = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as fault:
+            raise UnlearnError(
+                f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
+            ) from fault
+        if isinstance(one, dict) and len(marks & one.keys()) > 1:
+            found.append(one)
+    return found
