@@ -455,7 +455,10 @@ def _unread(model: Model, whose: str) -> Iterator[Read]:
     """What is missing of the texts of a model."""
     texts, one = model.extraction, model.likelihood
     rows = len(texts.id)
-    if gone := [n for n in texts.COLUMNS if not rows or len(getattr(texts, n)) != rows]:
+    gone = [n for n in texts.COLUMNS if not rows or len(getattr(texts, n)) != rows]
+    # Rows of one author, where texts have any, are no independent rows.
+    named = not any(name.startswith("author: ") for name in one.member_cluster)
+    if gone := gone + ["cluster"] * (not named and len(texts.cluster) != rows):
         yield read("missing", "rows", whose=whose, names=gone)
         return
     for part, count in ((texts.member, one.member_loss), (texts.nonmember, one.nonmember_loss)):
@@ -479,8 +482,10 @@ def said(facts: Facts) -> Iterator[Read]:
     rows = [row for row in model.texts if not row.member]
     least = max((row.tokens or 0 for row in mine.values()), default=0) + BEFORE
     least = max(least, min(NEW_TOKENS, BEFORE + max((row.tokens or 0 for row in rows), default=0)))
-    if model.max_gen_toks is None or model.max_gen_toks < least:
-        yield read("missing", "cut", n=least)
+    # A model that was let say less says less of what is kept and of what is guessed.
+    for one in filter(None, (model, facts.original, retrained)):
+        if one.max_gen_toks is None or one.max_gen_toks < least:
+            yield read("missing", "cut", n=least)
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
         return  # the forget set asks no questions
