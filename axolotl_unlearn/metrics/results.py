@@ -470,6 +470,12 @@ class Model(Part):
             pair = (len(self.likelihood.member_loss), len(self.likelihood.nonmember_loss))
         return pair if min(pair) >= 1 else None
 
+    @property
+    def independent(self) -> tuple[int, int] | None:
+        """Numbers of clusters of members and of non-members; of texts where nobody names them."""
+        named = self.clusters
+        return tuple(len(set(side)) for side in named) if named and all(named) else self.sizes
+
     @cached_property
     def texts(self) -> list[Row]:
         """Forget rows, then documents of the member file."""

@@ -170,12 +170,12 @@ class Facts:
         if "loss" not in mine:
             return None
         n, m = map(len, mine["loss"])
-        named = self.model.clusters
-        groups = [len(set(side)) for side in named] if named else [n, m]
+        groups = list(self.model.independent or (n, m))
         z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(POWER)
         error, most = intervals.ideal_membership(*groups).standard_error, 0.5
         if "loss" in theirs:
-            error, most = gap_of(mine["loss"], theirs["loss"], named)[1].error, 1.0
+            error = gap_of(mine["loss"], theirs["loss"], self.model.clusters)[1].error
+            most = 1.0
         sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": len(FAMILY)}
         return sizes | {"smallest_difference": min(most, float(z * error))}
 
@@ -293,14 +293,12 @@ def control(facts: Facts) -> Iterator[Read]:
 
 
 def _sets(facts: Facts) -> Iterator[Read]:
-    lab, sizes = facts.model.membership, facts.model.sizes
+    lab, sizes = facts.model.membership, facts.model.independent
     blind = lab.blind if lab is not None else {}
     apart = {
         name: 0.5 if one.auc is None else one.auc for name, one in blind.items() if one.separates
     }
     if sizes is not None:  # what the file calls it is not believed
-        named = facts.model.clusters
-        sizes = [len(set(side)) for side in named] if named and all(named) else sizes
         far = 0.5 + APART * intervals.ideal_membership(*sizes).standard_error
         apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
     if apart or (lab is not None and lab.meaningful is False):
