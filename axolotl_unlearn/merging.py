@@ -132,6 +132,11 @@ def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator
         for one, its in zip(named, own, strict=True):
             if key not in its and one != base:
                 yield "no-parameter", f"{one} has no `{key}`; {name} needs it: write it."
+    for key, setting in (pair for one in (common, *own) for pair in one.items()):
+        cases = [x for x in setting if isinstance(x, Mapping)] if isinstance(setting, list) else []
+        if any((x.get("filter") or "*") == "*" for x in cases[:-1]):
+            says = f"`{key}`: the value without a filter is taken for all tensors"
+            yield "no-value", f"{says}; write it last, or those after it are not read."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:

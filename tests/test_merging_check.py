@@ -162,6 +162,17 @@ FAULTS = [
         None,
         "no-value",
     ),
+    # The first that fits is taken, and the others are never read.
+    (
+        one_with(parameters={"weight": [{"value": 1}, {"filter": "mlp", "value": 0}]}),
+        None,
+        "no-value",
+    ),
+    (
+        recipe(parameters={"lambda": [{"filter": "*", "value": 1}, {"value": 2}]}),
+        None,
+        "no-value",
+    ),
     (one_with(parameters={"weight": float("nan"), "density": 1.0}), None, "no-value"),
     (recipe(parameters={"lambda": float("inf")}), None, "no-value"),
     # mergekit reads the recipe's own alone, and of the base nothing.
