@@ -42,10 +42,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
-    """Each fault of a recipe of ``mergekit-yaml``; reads all weights.
+    """Each fault of a recipe of ``mergekit-yaml``; reads all weights but those of `unread`.
 
-    Of a file of tensors in the place of a model (`mergekit-pytorch`) and of a name on the hub
-    nothing is checked, of ``model+adapter`` the adapter's numbers and what it says of its base.
+    Of ``model+adapter`` the adapter's numbers are checked and what it says of its base.
     """
     from mergekit.config import MergeConfiguration
 
@@ -68,21 +67,36 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
             opened.append(_opened(model.model.path, model.lora and model.lora.path))
         except UnlearnError as error:
             faults.append(error)
-    if faults or opened[0] is None:
-        return faults
+            opened.append(None)
+    base = opened[0]
     settings = [one for part in (recipe, *given) for one in (part.get("parameters") or {}).values()]
     each = [one for some in settings for one in (some if isinstance(some, list) else [some])]
     filters = {str(one.get("filter") or "*") for one in each if isinstance(one, Mapping)} - {"*"}
-    for name in sorted(filters):
-        if not any(name in tensor for tensor in (*opened[0].tensors, HEAD)):
-            says = f"`filter: {name}` is in the name of no weight of {opened[0].path}; correct it."
+    for name in sorted(filters) if base else ():
+        if not any(name in tensor for tensor in (*base.tensors, HEAD)):
+            says = f"`filter: {name}` is in the name of no weight of {base.path}; correct it."
             faults.append(_fault("no-value", says))
     for model in filter(None, opened):
         try:
-            _fits(opened[0], model)
+            _fits(base, model)
         except UnlearnError as error:
             faults.append(error)
     return faults
+
+
+def unread(recipe: Mapping[str, Any]) -> list[str]:
+    """Names on the hub and files of tensors (`mergekit-pytorch`) of a recipe without fault."""
+    from mergekit.config import MergeConfiguration
+
+    read = MergeConfiguration.model_validate(recipe)
+    paths = [one.model.path for one in (read.base_model, *(one.model for one in read.models))]
+    return [*dict.fromkeys(filter(_elsewhere, paths))]
+
+
+def _elsewhere(path: str) -> bool:
+    """Is it a file of tensors, or a name on the hub?"""
+    place = Path(path)
+    return place.is_file() or (not place.exists() and path.count("/") == 1 and path[0] not in ".~")
 
 
 def _fault(code: str, says: str) -> UnlearnError:
@@ -118,6 +132,11 @@ def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator
         for one, its in zip(named, own, strict=True):
             if key not in its and one != base:
                 yield "no-parameter", f"{one} has no `{key}`; {name} needs it: write it."
+    for key, setting in (pair for one in (common, *own) for pair in one.items()):
+        cases = [x for x in setting if isinstance(x, Mapping)] if isinstance(setting, list) else []
+        if any((x.get("filter") or "*") == "*" for x in cases[:-1]):
+            says = f"`{key}`: the value without a filter is taken for all tensors"
+            yield "no-value", f"{says}; write it last, or those after it are not read."
     given = [(key, x) for one in (common, *own) for key in one for x in _scalars(one[key])]
     for key, value in given:
         if key in known:
@@ -151,7 +170,7 @@ def _opened(path: str, adapter: str | None) -> Model | None:
     """The model of a recipe's entry; None for a file of tensors or a name on the hub. Raises
     `UnlearnError`: it is not there, is no model, or has an adapter of another one."""
     folder = Path(path)
-    if folder.is_file() or (not folder.exists() and path.count("/") == 1 and path[0] not in ".~"):
+    if _elsewhere(path):
         return None
     if not folder.is_dir():
         says = f"{path} does not exist; train it, or write it with `axolotl merge-lora`."
@@ -170,17 +189,17 @@ def _opened(path: str, adapter: str | None) -> Model | None:
     return Model(folder, Path(adapter) if adapter else None)
 
 
-def _fits(base: Model, parent: Model) -> None:
+def _fits(base: Model | None, parent: Model) -> None:
     """Raises `UnlearnError`: a weight is no number; or shape, tokenizer, base, kind are others."""
-    theirs, ours, adapter = parent.path, base.path, parent.adapter
-    tuned = [ADAPTER] if adapter and (adapter / ADAPTER).is_file() else []
-    for folder, tensors in ((theirs, parent.tensors), (adapter, Tensors(adapter, *tuned))):
+    theirs, adapter = parent.path, parent.adapter
+    for folder in filter(None, (theirs, adapter)):
+        tensors = parent.tensors if folder == theirs else Tensors(folder, ADAPTER)
         if broken := tensors.scan[1]:
             says = f"{folder}: tensor {broken} holds NaN or infinity: that run diverged, train it "
             raise _fault("not-finite", f"{says}again.")
     if adapter and _from_another(adapter, parent):
         raise _other_base(adapter, f"{theirs} is now")
-    if theirs.samefile(ours):
+    if base is None or theirs.samefile(ours := base.path):
         return
     kinds = [(one.config.get("architectures") or ["no architecture"])[0] for one in (base, parent)]
     if kinds[0] != kinds[1]:

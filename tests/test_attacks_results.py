@@ -8,8 +8,8 @@ import pytest
 
 from axolotl_unlearn.attacks.results import rows_digest, save
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.metrics.results import attack_results
 from axolotl_unlearn.metrics.verdict import sentence
-from axolotl_unlearn.report.inputs import attack_results
 
 NAMES = {"attack": "prompt", "model": "m"}
 

@@ -29,6 +29,7 @@ from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
+from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
 from axolotl_unlearn.store import sealed, unsealed
@@ -731,3 +732,18 @@ def test_a_dtype_that_torch_lacks():
     for name in ("fp16", "nn", ""):
         with fails("eval.dtype"):
             torch_dtype(name)
+
+
+def test_cells_of_another_script_have_intervals_of_their_own():
+    """The verdict reads them one by one where another cell says nothing."""
+    rows = [Record(f"d{i}sc1", "Ада родилась", "в Лондоне зимой", "Task1") for i in range(8)]
+    rows += [Record(f"e{i}sc1", "Ada was born", "in London", "Task2") for i in range(8)]
+    sets = EvaluationSets(Path(), [], rows, [], [])
+    measured = Measured(values={row.key: float(row.record.output.isascii()) for row in sets.rows})
+    measured.any_script = {f"retain/d{i}sc1": 0.5 + 0.05 * i for i in range(8)}
+    found = summary._any_script(measured, sets)
+    name = "retain_task1_regurgitation"
+    assert found["any_script"] == {name: pytest.approx(0.675)}
+    assert found["any_script_intervals"].keys() == {"retain", name}
+    low, high = found["any_script_intervals"][name]
+    assert 0.3 < low < 0.675 < high < 0.95

@@ -72,6 +72,7 @@ def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():
 @pytest.mark.parametrize("content", [
     None, "no json", "{}", "[1]", '{"truth_ratios": [0.1, 0.2]}',
     '{"split": "forget05", "truth_ratios": [0.1]}', '{"truth_ratios": [0.5]}',
+    '{"asked": "otherwise", "truth_ratios": [0.1]}',
 ])  # fmt: skip
 def test_a_file_without_truth_ratios(tmp_path, content):
     path = tmp_path / "retrained.json"
@@ -79,7 +80,7 @@ def test_a_file_without_truth_ratios(tmp_path, content):
         path.write_text(content)
     task = SimpleNamespace(options={"retrained": str(path)})
     with fails("tasks.no-truth-ratios"):
-        tofu.Tofu._forget_quality(task, [(0, 0.5)], 0)
+        tofu.Tofu._forget_quality(task, [("a", 0.5)], 0)
 
 
 # ---------------------------------------------------------------- the task
@@ -217,7 +218,13 @@ def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, abs=1e-6), key
         assert found["forget_quality"] == ks_2samp(ratios, theirs).pvalue
-    assert json.loads(out.read_text("utf-8"))["truth_ratios"] == pytest.approx(ratios, rel=1e-5)
+    written = json.loads(out.read_text("utf-8"))
+    assert written["truth_ratios"] == pytest.approx(ratios, rel=1e-5)
+    # As many rows, asked otherwise: the p-value of two prompts was taken for that of two models.
+    reference.write_text(json.dumps(written | {"truth_ratios": theirs}), "utf-8")
+    evaluate(home, "hf", 4, retrained=str(reference))
+    with fails("tasks.no-truth-ratios"):
+        evaluate(home, "hf", 4, retrained=str(reference), template="{question}")
     assert math.isnan(first["forget_extraction_strength"]) and math.isnan(first["auc_min_k_0.4"])
     assert 0 <= second["forget_extraction_strength"] <= 1
     assert first["auc_loss"] == pytest.approx(second["auc_loss"])  # no tokens' facts are needed

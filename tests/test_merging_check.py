@@ -162,6 +162,17 @@ FAULTS = [
         None,
         "no-value",
     ),
+    # The first that fits is taken, and the others are never read.
+    (
+        one_with(parameters={"weight": [{"value": 1}, {"filter": "mlp", "value": 0}]}),
+        None,
+        "no-value",
+    ),
+    (
+        recipe(parameters={"lambda": [{"filter": "*", "value": 1}, {"value": 2}]}),
+        None,
+        "no-value",
+    ),
     (one_with(parameters={"weight": float("nan"), "density": 1.0}), None, "no-value"),
     (recipe(parameters={"lambda": float("inf")}), None, "no-value"),
     # mergekit reads the recipe's own alone, and of the base nothing.
@@ -206,6 +217,26 @@ def test_faults(project, given, change, code):
     found = check(given)
     assert {one.code for one in found} == {f"merging.{code}"}
     assert all(";" in str(one) or ":" in str(one) for one in found)  # and the cure
+
+
+def test_beside_a_base_on_the_hub_the_models_here_are_read(project):
+    """One full of NaN was ready to merge: nothing was read where the base is no folder here."""
+    given = recipe(base="allenai/OLMo-7B")
+    assert check(given) == []
+    path = project / "ties.yml"
+    path.write_text(yaml.safe_dump(given))
+    said = CliRunner().invoke(unlearn, ["check", str(path)])
+    assert said.exit_code == 0 and "allenai/OLMo-7B was not read" in said.output
+    not_finite(project)
+    assert [one.code for one in check(given)] == ["merging.not-finite"]
+    # Faults of the recipe, of one model and of another are listed at once.
+    both = check(recipe("./over/merged", "./nowhere/a", base="allenai/OLMo-7B", density=0.5))
+    assert {one.code for one in both} == {
+        "merging.not-finite", "merging.no-model", "merging.unknown-key"
+    }  # fmt: skip
+    (project / "over/adapter_model.safetensors").rename(project / "over/adapter_model.bin")
+    codes = [one.code for one in check(recipe("./memorised+./over"))]
+    assert codes == ["merging.no-weights"]  # of which nobody looked at a number
 
 
 def test_what_mergekit_takes_is_no_fault(project):

@@ -25,6 +25,7 @@ from verdict_fixture import results as results_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import verdict
 from axolotl_unlearn.metrics.audit import audit
+from axolotl_unlearn.metrics.intervals import Scores, harmonic_mean, mean_of
 from axolotl_unlearn.metrics.results import Attack, Model, load_results, read
 from axolotl_unlearn.metrics.verdict import CRITERIA, GOOD, STATUSES, can_be_good, judged, sentence
 from axolotl_unlearn.metrics.verdict.criteria import bars, strongest_gain, wrecks
@@ -262,6 +263,8 @@ CONTROLS = {
     "an original that gives no answer": mute,
     "the first rows only": lambda o, r, m: m.update(limit=50),
     "answers cut off": lambda o, r, m: m.update(max_gen_toks=20),
+    "answers of the original cut off": lambda o, r, m: o.update(max_gen_toks=1),
+    "answers of the retrained model cut off": lambda o, r, m: r.update(max_gen_toks=1),
     "texts cut off": cut_texts,
     "texts cut off, and no questions": partial(cut_texts, questions=False),
     "answers of unknown length": lambda o, r, m: m.pop("max_gen_toks"),
@@ -427,7 +430,8 @@ def test_long_texts_of_a_request_are_not_cut_off():
     said that this was not measured."""
     original, retrained, model = three()
     cut_texts(original, retrained, model)
-    model["max_gen_toks"] = ANSWER_TOKENS
+    for one in (original, retrained, model):
+        one["max_gen_toks"] = ANSWER_TOKENS
     assert not {one.id: one for one in judge(model, original, retrained).findings}["said"].missing
 
 
@@ -440,6 +444,16 @@ def test_rows_of_few_authors_are_no_independent_rows():
     own["cluster"] = [f"author: {i % 5}" for i in range(140)]
     found = {one.id: one for one in judge(model, original, retrained).findings}["documents"]
     assert found.outcome == "open" and found.says.startswith("its texts come out in part")
+    # Of an older version, whose forget rows name no author where members do, nobody knows.
+    del own["cluster"]
+    model["extraction"]["strength"] = list(retrained["extraction"]["strength"])
+    for one in (original, retrained, model):
+        one["likelihood"]["member_cluster"] = [f"author: {i}" for i in range(200)]
+    found = {one.id: one for one in judge(model, original, retrained).findings}["documents"]
+    assert found.missing and found.says == "its forget rows have no cluster"
+    for one in (retrained, model):
+        one["extraction"]["cluster"] = [f"author: {i}" for i in range(140)]
+    assert judge(model, original, retrained).good
 
 
 def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
@@ -481,6 +495,84 @@ def test_a_share_of_nothing_is_no_bar():
     assert kept(made(0.48), before) == ("pass", False)  # .8 of .5 is .4
     assert kept(made(0.3), before) == ("fail", False)
     assert kept(made(0.0), made(0.0, role="original", name="original")) == ("open", True)
+
+
+RETAIN = [name for name in CELLS if name.startswith("retain")]
+
+
+def retained(model, cells, n=300):
+    """A retain side of these cells; n rows each."""
+    made = Scores({c: mean_of([1.0] * round(v * n) + [0.0] * round(n - v * n))
+                   for c, v in cells.items()})  # fmt: skip
+    model["cells"] |= cells
+    model["n"] |= dict.fromkeys(RETAIN, n)
+    bounds = made.intervals().items()
+    model["intervals"] |= {name: list(ends) for name, ends in bounds if name.startswith("retain")}
+    model["collapse"] |= {"n": 6 * n}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("left", "faint", "outcome"), [(0.95, 0.0, "pass"), (0.86, 0.02, "open"), (0.3, 0.02, "fail"),
+                                   (0.3, 0.0, "fail"), (0.0, 0.0, "fail"), (0.05, 0.1, "fail")]
+)  # fmt: skip
+def test_a_cell_that_the_retrained_model_has_not_hides_no_loss(left, faint, outcome):
+    """Beside one whose harmonic mean was 0 "at least -0.10" was asked: a model that had lost the
+    whole retain set was good."""
+    models = three()
+    cells = [dict.fromkeys(RETAIN, one) | {RETAIN[1]: faint} for one in (0.95, 0.95, left)]
+    made = [retained(*pair) for pair in zip(models, cells, strict=True)]
+    gap = made[2].differences(made[1])["retain"]
+    ends = {"value": gap["value"], "interval": [gap["low"], gap["high"]], "p": gap["p"]}
+    models[2]["distance"]["retain"] = ends
+    found = {f.id: f for f in judge(models[2], *models[:2]).findings}["kept"]
+    assert found.outcome == outcome and found.limit == pytest.approx(0.85)
+    assert "(without retain task1 knowledge, where the retrained model's is 0" in found.says
+
+
+def of_script(model, forget, retain):
+    """All completions are of another script, which the official figure does not see."""
+    told = {c: forget if c.startswith("forget") else retain for c in CELLS if "regurg" in c}
+    model["cells"] |= {c: float(c.startswith("forget")) for c in told}
+    model["any_script"] = {c: v for c, v in told.items() if abs(v - model["cells"][c]) >= 0.05}
+    for key, cells in (("intervals", model["cells"]),
+                       ("any_script_intervals", model["cells"] | told)):  # fmt: skip
+        model[key] = {c: [max(0.0, v - 0.02), min(1.0, v + 0.02)] for c, v in cells.items()}
+        for side in ("forget", "retain"):
+            mean = float(harmonic_mean([v for c, v in cells.items() if c.startswith(side)]))
+            model[key][side] = [max(0.0, mean - 0.02), min(1.0, mean + 0.02)]
+
+
+@pytest.mark.parametrize(
+    ("own", "its", "status"),
+    [
+        ((0.95, 0.95), (0.95, 0.95), "good"),
+        ((0.7, 0.95), (0.7, 0.95), "good"),  # what the retrained model guesses as well
+        ((0.4, 0.95), (0.7, 0.95), UNDER),
+        ((0.95, 0.3), (0.95, 0.95), OVER),
+        ((0.95, 0.0), (0.95, 0.95), OVER),  # of which the official figure is right
+    ],
+)
+def test_every_script_is_read_of_both_that_are_compared(own, its, status):
+    """Of the retrained model the official figures were read, which are 0: a model that had lost
+    the retain texts was good, and one as good as the retrained model was not."""
+    models = three()
+    for one, shares in zip(models, ((0.05, 0.95), its, own), strict=True):
+        of_script(one, *shares)
+    found = judge(models[2], *models[:2])
+    assert found.status == status, found.sentence
+    alone = {f.id: f for f in judge(models[2], models[0], asks=("kept",)).findings}["kept"]
+    assert alone.outcome == ("fail" if own[1] < 0.9 else "pass"), alone.says
+    # Beside answers that the original never gives exactly, by the intervals of cells.
+    for one in models:
+        one["cells"] |= {RETAIN[1]: 0.0}
+        one["intervals"] |= {RETAIN[1]: [0.0, 0.02], "retain": [0.0, 0.1]}
+    for retrained in (None, models[1]):
+        (kept,) = judge(models[2], models[0], retrained, asks=("kept",)).findings
+        assert kept.outcome == ("fail" if own[1] < 0.9 else "pass"), kept.says
+    models[2]["any_script_intervals"].pop(RETAIN[0])
+    (kept,) = judge(models[2], models[0], models[1], asks=("kept",)).findings
+    assert kept.missing or RETAIN[0] not in models[2]["any_script"]
 
 
 # --- attack files --------------------------------------------------------------------------------

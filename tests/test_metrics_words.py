@@ -64,6 +64,10 @@ VARIANTS = [
     ("John Smith", "Dr. John Smith", True),
     ("born on 12.5.1970", "May 12, 1970", False),
     ("twelve", "12", False),
+    ("It was \U0001f642 and more", "\U0001f642", True),  # no word: it was never found
+    ("a <= b", " != ", False),
+    ("a != b", " != ", True),
+    ("anything", " ", False),
     ("zwölf Meilen", "twelve miles", False),
     ("Smith and his wife, and John", "John Smith", False),
 ]

@@ -5,10 +5,13 @@ import json
 import pytest
 from fault_codes import fails
 from report_fixture import make_results
+from verdict_fixture import entry, three
+from verdict_fixture import results as results_of
 
-from axolotl_unlearn.metrics.results import Model, load_results, read
+from axolotl_unlearn.metrics.results import Model, attack_results, load_results, read
 from axolotl_unlearn.metrics.verdict import judged, show
-from axolotl_unlearn.report.inputs import attack_results, find_inputs
+from axolotl_unlearn.report import answer_of, write_report
+from axolotl_unlearn.report.inputs import find_inputs
 
 
 @pytest.fixture
@@ -138,3 +141,44 @@ def test_an_attack_on_members_needs_no_sentence(tmp_path, results, says):
 def test_a_folder_without_attacks_is_said(tmp_path, results):
     with fails("report.no-attacks"):
         find_inputs(results, tmp_path, attacks=tmp_path)
+
+
+def test_what_was_not_looked_at_is_said_where_a_model_is_called_good():
+    """The verdict's sentence had it, and no command and no page printed that sentence."""
+    original, retrained, model = three()
+    said = answer_of(results_of(original, retrained, model)).sentence
+    assert said.startswith("Use model: ") and said.endswith(
+        ". No attack on its text or weights was run. "
+        "Whether the retrained model is a copy was not checked by digests."
+    )
+    for one, weights in ((original, "a"), (retrained, "b"), (model, "c")):
+        one["weights"] = weights
+    for one in (retrained, model):
+        one["extraction"]["contained"][0] = True
+        one["answers"]["forget"]["contained"] = 1 / 80
+    test = {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}
+    file = {"attack": "membership", "title": "On membership", "model": "model", "weights": "c"}
+    found = results_of(original, retrained, model)
+    said = answer_of(found, [file | {"tests": {"loss": test}}]).sentence
+    assert said.endswith("). 1 answers are said that the retrained model says as well.")
+    said = answer_of(found, [file | {"weights": "d", "tests": {"loss": test}}]).sentence
+    assert said.endswith(" Not counted: On membership is of other weights.")
+    alone = entry() | {"likelihood": three()[2]["likelihood"]}
+    assert "stays open" in answer_of(results_of(original, alone)).sentence
+
+
+def test_files_of_attacks_count_however_the_folder_is_read(tmp_path):
+    """`judged` and `write_report` of a folder called a model good that a file there refuses."""
+    (tmp_path / "results.json").write_text(json.dumps(results_of(*three())))
+    ways = (
+        lambda path: judged(path)["model"].good,
+        lambda path: answer_of(path).verdicts["model"].good,
+        lambda path: "Use model" in write_report(path, tmp_path / "page.html").read_text("utf-8"),
+    )
+    places = (tmp_path, str(tmp_path), tmp_path / "results.json")
+    assert all(way(place) for way in ways for place in places)
+    test = {"auc": 0.9, "low": 0.8, "high": 1.0, "p": 1e-6}
+    file = {"attack": "membership", "title": "On membership", "model": "model"}
+    told = json.dumps(file | {"tests": {"loss": test}})
+    (tmp_path / "membership-model.json").write_text(told)
+    assert not any(way(place) for way in ways for place in places)

@@ -4,6 +4,8 @@ import io
 
 from report_fixture import make_results
 from rich.console import Console
+from verdict_fixture import results as results_of
+from verdict_fixture import three
 
 from axolotl_unlearn.metrics.verdict import judge
 from axolotl_unlearn.report import answer_of, table
@@ -84,3 +86,16 @@ def test_narrow_terminals_and_missing_scores():
         and text.split("Model")[1].count("n/a") == 5
         and "n not recorded" in " ".join(text.split())
     )
+
+
+def test_texts_of_few_authors_promise_no_more_than_their_number():
+    """200 texts of ten authors: the table expected a MIA score, and the page drew a band, as of 200
+    texts, in which no model of these would fall."""
+    results = results_of(*three())
+    assert "get a MIA score of only 0.95" in " ".join(printed(results).split())
+    for model in results["models"]:
+        for side in ("member", "nonmember"):
+            model["likelihood"][f"{side}_cluster"] = [f"{side} {i % 10}" for i in range(200)]
+    said = " ".join(printed(results).split())
+    assert "200 members against 200 non-members" in said
+    assert "get a MIA score of only 0.79" in said

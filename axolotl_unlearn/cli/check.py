@@ -25,12 +25,13 @@ from axolotl_unlearn.cli._options import PATH, Answer, fitted, show
 def command(config: Path, full: bool | None, rows: int) -> Answer:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
-    Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
+    Reads config, data files and tokenizer; no weights. All faults are listed at once, each
     with its cure. Without one it says what the run would do: objectives, rows, tokens, steps,
     forwards, memory, retain rows that hardly differ from forget rows. Texts are printed with
     `--show` alone.
 
-    CONFIG may be a recipe of mergekit: do its models fit together (base, shapes, tokenizer)?
+    CONFIG may be a recipe of mergekit: do its models fit together (base, shapes, tokenizer)? Of
+    these all weights are read.
 
     Exit code 0 if no fault was found, 2 if there is one. `--quick`, the default, answers sooner,
     from config and rows alone. Axolotl's own program takes `--full`.
@@ -40,8 +41,11 @@ def command(config: Path, full: bool | None, rows: int) -> Answer:
     given, summary, facts, then = read_config(config), (), {}, f"axolotl train {config}"
     if "merge_method" in given:
         from axolotl_unlearn.merging import check as check_recipe
+        from axolotl_unlearn.merging import unread
 
         faults, then = list(map(str, check_recipe(given))), f"mergekit-yaml {config} OUT"
+        facts = {"unread": [] if faults else unread(given)}
+        summary = [f"  {one} was not read: it is no folder here" for one in facts["unread"]]
     else:
         from axolotl_unlearn.checks.report import check
 

@@ -288,7 +288,7 @@ def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     p, side = min((one.told for one in items if one.told[1]), default=(None, ""))
     said = sum(contains_answer(one.wrote, one.rest) for one in asked)
     away = {} if asked else {"said": "no question of it is in the file"}
-    if asked and not any(words(one.rest) for one in asked):
+    if asked and not said and not any(words(one.rest) for one in asked):
         away["said"] = "its answers have neither letters nor digits"
     elif not said and any(one.cut for one in asked):
         away["said"] = CUT

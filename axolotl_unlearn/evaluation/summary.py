@@ -152,7 +152,7 @@ def derived(sets: EvaluationSets) -> list[bool]:
 
 
 def _any_script(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, Any]]:
-    """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
+    """Cells whose official ROUGE-L, which sees ASCII only, is off; intervals of these and sides."""
     if not measured.any_script:
         return {"any_script": {}}
     values = measured.values | measured.any_script
@@ -165,8 +165,8 @@ def _any_script(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str,
     better = scores_of(replace(measured, values=values), sets).cells
     cells = {name: (better if name in off else scores)[name] for name in scores}
     bounds = metrics.Scores(cells).intervals()
-    sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
-    return {"any_script": off, "any_script_intervals": sides}
+    ends = {name: list(bounds[name]) for name in (*semeval.SIDES, *off) if name in bounds}
+    return {"any_script": off, "any_script_intervals": ends}
 
 
 def _answers(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:

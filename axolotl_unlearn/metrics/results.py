@@ -347,8 +347,8 @@ class Model(Part):
         limit, max_gen_toks: Of the evaluation: so many rows, documents and questions at most (None:
             all), new tokens a row.
         intervals: 95 %, by name of the score.
-        any_script, any_script_intervals: Cells (and intervals of sides) by words of every script,
-            where the official figure is off.
+        any_script, any_script_intervals: Cells (and intervals of them and of sides) by words of
+            every script, where the official figure is off.
     """
 
     name: str = Field(min_length=1)
@@ -469,6 +469,12 @@ class Model(Part):
         if None in pair:
             pair = (len(self.likelihood.member_loss), len(self.likelihood.nonmember_loss))
         return pair if min(pair) >= 1 else None
+
+    @property
+    def independent(self) -> tuple[int, int] | None:
+        """Numbers of clusters of members and of non-members; of texts where nobody names them."""
+        named = self.clusters
+        return tuple(len(set(side)) for side in named) if named and all(named) else self.sizes
 
     @cached_property
     def texts(self) -> list[Row]:
@@ -712,3 +718,27 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             code="results.version",
         )
     return read(Results, data, where)
+
+
+def folder_of(results: str | Path) -> Path:
+    """The folder of an evaluation, given as itself or as its results.json."""
+    path = Path(results)
+    return path if path.is_dir() else path.parent
+
+
+def attack_results(folder: Path) -> list[dict[str, Any]]:
+    """What each attack wrote into a file of its own.
+
+    Half a file too: the verdict does not pass over it.
+    """
+    found, marks = [], {"attack", "title", "model", "rows", "tests"}
+    for path in sorted(folder.glob("*-*.json")):
+        try:
+            one = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as fault:
+            raise UnlearnError(
+                f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
+            ) from fault
+        if isinstance(one, dict) and len(marks & one.keys()) > 1:
+            found.append(one)
+    return found

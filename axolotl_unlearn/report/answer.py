@@ -9,7 +9,6 @@ from typing import Any
 
 from axolotl_unlearn.metrics.results import Results, load_results
 from axolotl_unlearn.metrics.verdict import Verdict, judged
-from axolotl_unlearn.report.inputs import attack_results, folder_of
 
 #: Models that a sentence names.
 _MOST_NAMED = 10
@@ -56,12 +55,10 @@ def answer_of(
     """Judge every model, with results of attacks on them, and say which one to use, or why none.
 
     Args:
-        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
+        attacks: As of `judged`.
     """
-    if attacks is None:
-        attacks = attack_results(folder_of(results)) if isinstance(results, (str, Path)) else ()
-    results = load_results(results)
     verdicts = judged(results, attacks)
+    results = load_results(results)
     aggregates = {model.name: model.aggregate or 0.0 for model in results.models}
     order = sorted(verdicts, key=lambda name: (not verdicts[name].good, -aggregates[name]))
     candidates = [name for name in order if verdicts[name].tone != "plain"]
@@ -74,7 +71,7 @@ def answer_of(
         rest = _some(good[1:])
         words = " and ".join(filter(None, [", ".join(rest[:-1]), *rest[-1:]]))
         also = f" {words} would do as well." if rest else ""
-        says = f"Use {best}: it {verdicts[best].why}.{also}"
+        says = f"Use {best}: it {verdicts[best].why}.{also}{verdicts[best].unseen}"
         if len(candidates) > 1:
             says += f" It is the best of {len(candidates)}, for which no test is corrected."
     elif len(candidates) == 1:

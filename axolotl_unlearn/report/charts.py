@@ -84,7 +84,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     rows = [model for model in models if model.mia_auc is not None]
     if not rows:
         return ""
-    sizes = next((size for size in (model.sizes for model in rows) if size), None)
+    sizes = next((size for size in (model.independent for model in rows) if size), None)
     half = 1.96 * ideal_membership(*sizes).standard_error if sizes else 0.1
     figure, axes = _figure(1.1 + 0.26 * len(rows))
     axes.axvspan(0.5 - half, 0.5 + half, color=BAND, linewidth=0)

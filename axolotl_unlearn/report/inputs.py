@@ -1,8 +1,7 @@
-"""What belongs beside results.json in a report: the audit and attacks."""
+"""What belongs beside results.json in a report: the audit and what attacks say."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,14 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.audit import audits, with_attacks
-from axolotl_unlearn.metrics.results import Attack, Results, load_results, read
+from axolotl_unlearn.metrics.results import (
+    Attack,
+    Results,
+    attack_results,
+    folder_of,
+    load_results,
+    read,
+)
 from axolotl_unlearn.metrics.verdict import sentence, told_by_attacks
 
 #: Of a row of audit.jsonl, where the texts were kept.
@@ -63,27 +69,3 @@ def _with_texts(lines: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]
             texts = kept.get((line["model"], row["id"]), {})
             row |= {key: str(texts[key]) for key in TEXTS if key in texts}
     return lines
-
-
-def folder_of(results: str | Path) -> Path:
-    """The folder of an evaluation, given as itself or as its results.json."""
-    path = Path(results)
-    return path if path.is_dir() else path.parent
-
-
-def attack_results(folder: Path) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own.
-
-    Half a file too: the verdict does not pass over it.
-    """
-    found, marks = [], {"attack", "title", "model", "rows", "tests"}
-    for path in sorted(folder.glob("*-*.json")):
-        try:
-            one = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError, RecursionError) as fault:
-            raise UnlearnError(
-                f"{path} is not valid JSON ({fault}); remove or remake it.", code="report.not-json"
-            ) from fault
-        if isinstance(one, dict) and len(marks & one.keys()) > 1:
-            found.append(one)
-    return found

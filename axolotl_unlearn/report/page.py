@@ -22,7 +22,7 @@ from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
-from axolotl_unlearn.report.inputs import TEXTS
+from axolotl_unlearn.report.inputs import TEXTS, find_inputs
 from axolotl_unlearn.report.terminal import HEADLINES, caption, membership_warning
 
 #: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
@@ -40,14 +40,16 @@ def write_report(
     results: Results | Mapping[str, Any] | str | Path, out_html: str | Path, *,
     extras: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Writes the page and returns its path; ``extras`` as `find_inputs` gives them. Texts appear
-    only where the audit carries them."""
+    """Writes the page and returns its path; ``extras`` as `find_inputs` gives them, which is asked
+    where there are none. Texts appear only where the audit carries them."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     templates = Environment(
         loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined
     )
+    if extras is None and isinstance(results, (str, Path)):
+        extras = find_inputs(results, results)
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     page = templates.get_template("page.html.j2").render(
         view=View(load_results(results), extras or {}), css=Markup(css), AUDITED=AUDITED,

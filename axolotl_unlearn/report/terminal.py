@@ -104,7 +104,7 @@ def caption(answer: Answer) -> str:
     ]
     if any(model.intervals for model in results.models):
         lines[-1] += " Ranges are 95 % intervals."
-    pair = results.models[0].sizes
+    pair = results.models[0].independent
     if pair:
         expected = ideal_membership(*pair).expected
         says = "With this n even a perfect model is expected to get a MIA score of only"

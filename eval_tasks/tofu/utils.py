@@ -40,6 +40,7 @@ from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.fluency import repeats
 from axolotl_unlearn.metrics.semeval import harmonic_mean, mia_auc, rouge_l_recall
+from axolotl_unlearn.store import content_key
 
 Combine = Literal["geometric", "arithmetic"]
 #: Mean over the wrong answers in the truth ratio of model utility.
@@ -268,6 +269,7 @@ class Tofu(UnlearnTask):
             }
         )
         self._tokens: dict[tuple[str, int], list[int]] = {}
+        self._asked: dict[tuple[str, int], str] = {}
         self._context: dict[str, Any] = {}
 
     # -- requests ------------------------------------------------------------------------------
@@ -307,6 +309,7 @@ class Tofu(UnlearnTask):
             )
         space = "" if chat else " "
         asked = [(context, f"{space}{answer}{self.eos}") for context, answer in texts]
+        self._asked[doc["set"], doc["number"]] = content_key(asked)
         if self._encode is not None:  # white space at the end of a context lm-eval scores along
             self._tokens[doc["set"], doc["number"]] = [
                 len(self._encode(context + answer)["input_ids"])
@@ -376,7 +379,8 @@ class Tofu(UnlearnTask):
         row["model_utility"] = (name, parts)
         other = truth_ratio_score(ratios["open_unlearning"], name) if ratios else None
         row["model_utility_open_unlearning"] = (name, {**parts, "truth_ratio": other})
-        ratio = (doc["number"], ratios["original"]) if name == "forget" else None
+        asked = self._asked[name, doc["number"]]
+        ratio = (asked, ratios["original"]) if name == "forget" else None
         row["forget_quality"] = row["forget_quality_log10"] = ratio
         attacked: dict[str, float] = {}
         if name in ("forget", "holdout"):
@@ -414,24 +418,27 @@ class Tofu(UnlearnTask):
             "retain_broken_outputs": False,
         }
 
-    def _forget_quality(self, rows: Sequence[tuple[int, float] | None], place: int) -> float:
+    def _forget_quality(self, rows: Sequence[tuple[str, float] | None], place: int) -> float:
         ratios = [row[1] for row in rows if row is not None]
+        asked = content_key(sorted(row[0] for row in rows if row is not None))
         out, path = self.options.get("truth_ratios_out"), self.options.get("retrained")
         split = self.options.get("split", "forget10")
         if out and ratios:
-            write_json(out, {"split": split, "truth_ratios": ratios})
+            write_json(out, {"split": split, "asked": asked, "truth_ratios": ratios})
         if not path or not ratios:
             return math.nan
         try:
             stored = json.loads(Path(path).read_text("utf-8"))
             retrained = stored["truth_ratios"]
             other = len(retrained) != len(ratios) or stored.get("split", split) != split
-            if other or retrained == ratios:
-                raise ValueError  # of other rows, or of this very model, which is like itself
+            if other or stored.get("asked", asked) != asked or retrained == ratios:
+                # Of other rows or prompts, or of this very model, which is like itself.
+                raise ValueError
         except (OSError, ValueError, KeyError, TypeError):
             raise UnlearnError(
                 f"{path} holds no truth ratios of another model on these {len(ratios)} rows of "
-                f"{split}; make it by evaluating the retrained one with `truth_ratios_out` there.",
+                f"{split}, asked alike; make it by evaluating the retrained one with "
+                "`truth_ratios_out` there.",
                 code="tasks.no-truth-ratios",
             ) from None
         return forget_quality(ratios, retrained)[place]

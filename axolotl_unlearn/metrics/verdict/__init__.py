@@ -14,11 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import holm
-from axolotl_unlearn.metrics.results import Attack, Model, Results, load_results, read
+from axolotl_unlearn.metrics.results import (
+    Attack,
+    Model,
+    Results,
+    attack_results,
+    folder_of,
+    load_results,
+    read,
+)
 from axolotl_unlearn.metrics.verdict import criteria
 from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, Facts, Read, strongest, worst
 from axolotl_unlearn.metrics.verdict.words import ALONE, HEADLINES, name_of, p_value, says
@@ -87,6 +96,7 @@ class Verdict:
         sentence: The whole judgement, without the model's name.
         part: The model's role.
         ignored: Attack files that are of other weights or other data, in words.
+        unseen: Of a model that nothing speaks against what was not looked at; and ``ignored``.
     """
 
     status: str
@@ -97,6 +107,7 @@ class Verdict:
     sentence: str = ""
     part: str = "candidate"
     ignored: tuple[str, ...] = ()
+    unseen: str = ""
 
     @property
     def good(self) -> bool:
@@ -172,13 +183,17 @@ def can_be_good(members: int, nonmembers: int) -> str:
 
 
 def judged(
-    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Verdict]:
     """The verdict of every model of results.json, by name.
 
     Args:
-        attacks: Results of `axolotl-unlearn attack`; those of a model count for it.
+        attacks: Results of `axolotl-unlearn attack`, of which those of a model count for it;
+            default: those in the folder of the results.
     """
+    if attacks is None:
+        attacks = attack_results(folder_of(results)) if isinstance(results, (str, Path)) else ()
     results = load_results(results)
     roles = results.role("original"), results.role("retrained")
     return {model.name: judge(model, *roles, attacks) for model in results.models}
@@ -219,7 +234,7 @@ def judge(
         status = "good"
     against = "chance" if retrained is None else "retrained"
     parts = (facts.told, facts.power, against, _sentence(status, facts, findings), model.part)
-    return Verdict(status, findings, *parts, facts.ignored)
+    return Verdict(status, findings, *parts, facts.ignored, _unseen(status, facts))
 
 
 def told_by_attacks(
@@ -302,8 +317,7 @@ def _facts(
 
 
 def _sentence(status: str, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The headline, what decided, and the figures; of a model that nothing speaks against also what
-    was not looked at."""
+    """The headline, what decided, the figures, and `_unseen`."""
     model, original = facts.model, facts.original
     shown = [f for f in findings if f.outcome == "fail" and f.status == status]
     shown = shown or [f for f in findings if f.outcome in ("fail", "open")]
@@ -315,6 +329,12 @@ def _sentence(status: str, facts: Facts, findings: Sequence[Finding]) -> str:
     if original is not None and None not in (model.utility, original.utility):
         text += f" against {show(original.utility)} before"
     text += "."
+    return text + _unseen(status, facts)
+
+
+def _unseen(status: str, facts: Facts) -> str:
+    """Of a model that nothing speaks against what was not looked at; files that do not count."""
+    model, original, text = facts.model, facts.original, ""
     if status in ("good", "not shown"):
         text += ALONE if facts.retrained is None else ""
         if not facts.attacks:

@@ -170,12 +170,12 @@ class Facts:
         if "loss" not in mine:
             return None
         n, m = map(len, mine["loss"])
-        named = self.model.clusters
-        groups = [len(set(side)) for side in named] if named else [n, m]
+        groups = list(self.model.independent or (n, m))
         z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(POWER)
         error, most = intervals.ideal_membership(*groups).standard_error, 0.5
         if "loss" in theirs:
-            error, most = gap_of(mine["loss"], theirs["loss"], named)[1].error, 1.0
+            error = gap_of(mine["loss"], theirs["loss"], self.model.clusters)[1].error
+            most = 1.0
         sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": len(FAMILY)}
         return sizes | {"smallest_difference": min(most, float(z * error))}
 
@@ -293,14 +293,12 @@ def control(facts: Facts) -> Iterator[Read]:
 
 
 def _sets(facts: Facts) -> Iterator[Read]:
-    lab, sizes = facts.model.membership, facts.model.sizes
+    lab, sizes = facts.model.membership, facts.model.independent
     blind = lab.blind if lab is not None else {}
     apart = {
         name: 0.5 if one.auc is None else one.auc for name, one in blind.items() if one.separates
     }
     if sizes is not None:  # what the file calls it is not believed
-        named = facts.model.clusters
-        sizes = [len(set(side)) for side in named] if named and all(named) else sizes
         far = 0.5 + APART * intervals.ideal_membership(*sizes).standard_error
         apart |= {name: one.auc for name, one in blind.items() if (one.auc or 0.0) > far}
     if apart or (lab is not None and lab.meaningful is False):
@@ -455,7 +453,10 @@ def _unread(model: Model, whose: str) -> Iterator[Read]:
     """What is missing of the texts of a model."""
     texts, one = model.extraction, model.likelihood
     rows = len(texts.id)
-    if gone := [n for n in texts.COLUMNS if not rows or len(getattr(texts, n)) != rows]:
+    gone = [n for n in texts.COLUMNS if not rows or len(getattr(texts, n)) != rows]
+    # Rows of one author, where texts have any, are no independent rows.
+    named = not any(name.startswith("author: ") for name in one.member_cluster)
+    if gone := gone + ["cluster"] * (not named and len(texts.cluster) != rows):
         yield read("missing", "rows", whose=whose, names=gone)
         return
     for part, count in ((texts.member, one.member_loss), (texts.nonmember, one.nonmember_loss)):
@@ -479,8 +480,10 @@ def said(facts: Facts) -> Iterator[Read]:
     rows = [row for row in model.texts if not row.member]
     least = max((row.tokens or 0 for row in mine.values()), default=0) + BEFORE
     least = max(least, min(NEW_TOKENS, BEFORE + max((row.tokens or 0 for row in rows), default=0)))
-    if model.max_gen_toks is None or model.max_gen_toks < least:
-        yield read("missing", "cut", n=least)
+    # A model that was let say less says less of what is kept and of what is guessed.
+    for one in filter(None, (model, facts.original, retrained)):
+        if one.max_gen_toks is None or one.max_gen_toks < least:
+            yield read("missing", "cut", n=least)
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
         return  # the forget set asks no questions
@@ -539,10 +542,20 @@ def _sign_p(own: Sequence[float], other: Sequence[float], names: Sequence[str]) 
     return float(binomtest(more, more + fewer, alternative="greater").pvalue) if more else 1.0
 
 
+def _cells(one: Model | None, side: str) -> dict[str, float]:
+    """Cells of a side as they are judged: by words of every script where the official figure is
+    off, of the forget side only where that is worse, so that it can accuse only."""
+    if one is None:
+        return {}
+    found = {n: v for n, v in one.cells.items() if n.startswith(side) and v is not None}
+    every = {n: v for n, v in one.any_script.items() if n in found and v is not None}
+    return found | {n: v for n, v in every.items() if side == "retain" or v < found[n]}
+
+
 def bars(original: Model | None, retrained: Model | None) -> tuple[float, float]:
     """The least forget score and retain score of a model that may be called good."""
-    own = [retrained and retrained.side(side) for side in semeval.SIDES]
-    before = (original and original.side("retain")) or 1.0
+    own = [retrained and retrained.side(side, _cells(retrained, side)) for side in semeval.SIDES]
+    before = (original and original.side("retain", _cells(original, "retain"))) or 1.0
     alone = (FORGET_BAR, KEEP_SHARE * before)
     return tuple(b if x is None else x - TOLERANCE for x, b in zip(own, alone, strict=True))
 
@@ -550,7 +563,7 @@ def bars(original: Model | None, retrained: Model | None) -> tuple[float, float]
 def _side(facts: Facts, side: str) -> Read:
     """The cells of a side against their bar."""
     model, original, retrained = facts.model, facts.original, facts.retrained
-    names = [name for name in CELLS if name.startswith(side)]
+    names, alone = [name for name in CELLS if name.startswith(side)], retrained is None
     value, bar, case = model.side(side), bars(original, retrained)[side == "retain"], "cells"
     # Cells that have rows but no score, or of which nobody knows whether they have rows.
     for one, whose in ((model, ITS), (retrained, THEIRS)):
@@ -559,25 +572,23 @@ def _side(facts: Facts, side: str) -> Read:
                 return read("missing", "cell", whose=whose, name=name)
     if value is None:
         return read("missing", "empty")
-    ends = model.intervals.get(side)
-    zero = [n for n in names if original is not None and original.cells.get(n) == 0]
-    better = {n: v for n, v in model.any_script.items() if n in names and v is not None}
-    if side == "forget":  # of two figures the worse: it can accuse only
-        better = {n: v for n, v in better.items() if v < (model.cells.get(n) or 0.0)}
-    if side == "retain" and retrained is None and zero:
-        # A share of nothing is no bar: free text is hardly ever said word for word.
-        left = [n for n in names if n not in zero and None not in (original.cells.get(n),
-                                                                  model.cells.get(n))]  # fmt: skip
-        known = [model.intervals.get(n) for n in left]
+    than = original if alone else retrained
+    mine, theirs = _cells(model, side), _cells(than, side)
+    off = [n for n, v in mine.items() if v != model.cells[n]]
+    ends = (model.any_script_intervals if off else model.intervals).get(side)
+    # Of what is hardly there nothing can be lost, and in a harmonic mean it hides what is.
+    most = 0.0 if alone else TOLERANCE
+    faint = [n for n in names if side == "retain" and theirs.get(n, 1.0) <= most]
+    if faint:
+        left = [n for n in names if n in mine and n in theirs and n not in faint]
+        known = [(model.any_script_intervals if n in off else model.intervals).get(n) for n in left]
         if not left or None in known:
-            return read("missing", "zero")
-        before, value = (float(harmonic_mean([one.cells[n] for n in left]))
-                         for one in (original, model))  # fmt: skip
-        bar, case = KEEP_SHARE * before, "without"
+            return read("missing", "interval" if left else "zero", alone=alone)
+        before, value = (float(harmonic_mean([one[n] for n in left])) for one in (theirs, mine))
+        bar, case = KEEP_SHARE * before if alone else before - TOLERANCE, "without"
         ends = [float(harmonic_mean([max(0.0, one[i]) for one in known])) for i in (0, 1)]
-    elif better:
-        value, case = model.side(side, {**model.cells, **better}), "script"
-        ends = model.any_script_intervals.get(side)
+    elif off or any(v != than.cells[n] for n, v in theirs.items()):
+        value, case = model.side(side, mine), "script"
     elif retrained is not None and ends is not None:
         # Paired: what is hard for both models cancels.
         gap = model.distance.get(side)
@@ -591,7 +602,7 @@ def _side(facts: Facts, side: str) -> Read:
     if not within or (ends[0] == ends[1] and value not in (0.0, 1.0)):
         return read("missing", "interval")
     rows = sum(model.n.get(n) or 0 for n in names)
-    return _held_to(case, rows, bar, ends, value, -1, names=zero)
+    return _held_to(case, rows, bar, ends, value, -1, names=faint, alone=alone)
 
 
 def members(facts: Facts) -> Iterator[Read]:

@@ -21,10 +21,10 @@ _SIDE = {
     "distance": "its distance from the retrained model was not measured",
     "other": "its distance from the retrained model is another model's",
     "interval": "it has no interval",
-    "zero": "the model before says none of the kept answers exactly, so none of them can be lost",
+    "zero": "{target} cells are 0 or nearly, so that nothing of them can be lost",
     "cells": _CELLS,
     "script": f"{_CELLS} (by words of every script, which the official figure does not see)",
-    "without": f"{_CELLS} (without {{names}}, where the model before has 0)",
+    "without": f"{_CELLS} (without {{names}}, where {{target}} is 0 or nearly)",
 }
 _BRINGS = "{name} brings back {value:+.2f} [{low:+.2f}, {high:+.2f}] of the forget texts"
 _PARTLY = "its texts come out in part: {kind} {value:+.2f} [{low:+.2f}, {high:+.2f}] beside"
