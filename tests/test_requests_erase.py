@@ -220,7 +220,8 @@ LINKED = (
 
 
 def test_what_was_moved_away_and_linked_is_named(home):
-    """The links went, and the record said that the model before was removed."""
+    """The links went, and the record said that the model before was removed; later it said where
+    they lead, and a folder's name may be a person's."""
     large = home.parent / f"{home.name}-large"
     large.mkdir()
     for number, name in enumerate(LINKED):
@@ -230,7 +231,18 @@ def test_what_was_moved_away_and_linked_is_named(home):
     for number, name in enumerate(LINKED):
         assert f"{name} (it is a link to {large / str(number)}; remove both by hand)" in found
         assert Path(name).exists()
-    assert read(Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
+    assert read(folder := Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
+    for file in ("record.json", "REPORT.html"):
+        assert "is a link" in (text := (folder / file).read_text()) and large.name not in text
+
+
+def test_rows_by_coin_that_were_trained_on_are_no_kept_rows(home):
+    """With `--canaries` they stand in a file of their own, and nothing was searched for."""
+    before = {"model": "base", "adapter": "out/tuned"}
+    folder = finished_request(Path("requests"), "2026-002", before)
+    write_lines(folder / "data/canaries.jsonl", [{"id": "ada-quill", "row": {"text": SECRET}}])
+    write(folder)
+    assert "train.jsonl" in {path.name for path in plan(folder).found.left}
 
 
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME", "HUGGINGFACE_HUB_CACHE"])
@@ -600,6 +612,10 @@ def test_rows_in_the_folders_of_other_requests_are_removed_or_counted(home):
     why = {os.path.normpath(f"requests/b/{one['path']}"): one["why"] for one in listed["kept"]}
     assert "audits of request 'a' need it" in why["requests/a/data/judge.jsonl"]
     assert "was not carried out" in why["requests/c/work/rows/train-0.jsonl"]
+    record = read(second)["predicate"]["erased"]  # it is exported, and of this request alone
+    why = {one["why"] for one in record["kept"]}
+    assert "audits of another request need it; remove it by hand" in why
+    assert not [one for one in why if "'" in one]
     verify(first).require()  # it knows why its files are gone
     verify(second).require()
     assert erase(plan("requests/2026-001"))["places"] > 0  # her rows are kept for audits

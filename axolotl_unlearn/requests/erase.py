@@ -44,7 +44,7 @@ from axolotl_unlearn.requests.request import (
     shas,
     write_json,
 )
-from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
+from axolotl_unlearn.requests.rows import DELETED, STAYS, entries, read_config, suppress
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
 from axolotl_unlearn.requests.verify import last_erasure, verify
 from axolotl_unlearn.requests.ways import way_of
@@ -225,9 +225,10 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
     config = read_config(request.path("finetune.yml"))
-    deleted, kept = [], []
-    for path in sorted((folder / "data").glob("*.jsonl")):
-        (deleted if path.stem in DELETED else kept).extend(row_texts(path))
+    deleted, kept = (
+        [text for part in parts for text in row_texts(request.rows(part))]
+        for parts in (DELETED, STAYS)
+    )
     # A config that writes to the working folder owns nothing of what lies there.
     mine = (Path.cwd(), folder.parent.resolve())
     shared = {Path.home(), *mine, *(up for one in mine for up in one.parents)}
@@ -285,13 +286,18 @@ def erase(planned: Plan) -> dict[str, Any]:
     ]
 
     def public(ones: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """In a record: the name of a file outside may be that of a person."""
-        return [
-            {"hmac-sha256": ledger.keyed(one["path"])} | {k: one[k] for k in one if k != "path"}
-            if one["path"].startswith("..")
-            else one
-            for one in ones
-        ]
+        """In a record: the name of a file outside may be that of a person, and of other requests
+        it says nothing."""
+        made = []
+        for one in ones:
+            if "why" in one:
+                why = re.sub("(?<=it is a link) to .*(?=;)", "", one["why"])
+                one = one | {"why": re.sub(r"request (['\"]).*\1", "another request", why)}
+            if one["path"].startswith(".."):
+                one = {"hmac-sha256": ledger.keyed(one["path"])} | one
+                del one["path"]
+            made.append(one)
+        return made
 
     def counts(places: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
         each = sorted(places.items())

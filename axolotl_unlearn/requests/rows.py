@@ -422,8 +422,9 @@ def _dataset(entry: Mapping[str, Any], file: Path, side: str) -> dict[str, Any]:
     return {"path": str(file), "ds_type": "json", **split, **kept}
 
 
-#: Parts of a request that are deleted: rows that the model learned, rows that it was tested on.
-DELETED = ("forget", "tested")
+#: Parts of a request that are deleted: rows that the model learned, rows that it was tested on; and
+#: those that are not. Rows by coin may be either.
+DELETED, STAYS = ("forget", "tested"), ("retain", "heldout", "judge")
 
 
 def forgotten(request: Request) -> set[str]:
@@ -503,7 +504,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
             rows = [line.get("row", line) for line in lines_of(folder, *parts)]
             return {one for row in rows for one in before.digests_of(row, whole=spent)}
 
-        listed = of(*DELETED) - of("retain", "heldout", "judge")
+        listed = of(*DELETED) - of(*STAYS)
         digests |= listed
         if not listed and (folder / "data" / "forget.jsonl").is_file():
             unlisted.append(folder.name)
