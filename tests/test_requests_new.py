@@ -251,6 +251,19 @@ def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
     assert len(held) == 40 and not any(row["id"] == "x" for row in held)
 
 
+def test_a_deleted_row_is_no_held_out_row_of_a_file(home, tmp_path):
+    """The test file as --heldout: a row of it that is deleted, or was by an earlier request, set
+    the level or judged, was kept for audits, and was on no list of what may not be learned."""
+    earlier, again = people(200, 1)[0], people(100, 1)[0]
+    done(tmp_path / "requests", home, earlier)
+    file = write(tmp_path / "test.jsonl", [earlier, *people(100, 42)])
+    wanted = Wanted(documents=["ada-quill", "p100"])
+    made = requested(home, tmp_path, wanted, "requests/r2", Options(heldout=file))
+    assert [one["row"] for one in lines(made.rows("tested"))] == [again]
+    held = [one["row"] for part in ("heldout", "judge") for one in lines(made.rows(part))]
+    assert len(held) == 41 and again not in held and earlier not in held
+
+
 # -- the folder -----------------------------------------------------------------------------------
 
 
