@@ -503,6 +503,21 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
         trained_rows(path)
 
 
+def test_rows_that_axolotl_reads_otherwise_are_no_held_out_rows(home, tmp_path):
+    """JSON lines whose texts are all dates are times to it: such rows, which the model had learned,
+    were called held out, so that `match` neither forgot nor kept them."""
+    made = [{"instruction": f"Who was born then, of {n}?", "input": f"19{n}-05-01"}
+            for n in range(20, 40)]  # fmt: skip
+    dates = write(tmp_path / "dates.jsonl", [one | {"output": "Bo did."} for one in made])
+    entry = {"path": str(dates), "ds_type": "json", "type": "alpaca"}
+    settings = config(home, datasets=[*config(home)["datasets"], entry])
+    del settings["test_datasets"]
+    path = tmp_path / "dates.yml"
+    path.write_text(yaml.safe_dump(settings))
+    with fails("requests.other-data"):
+        trained_rows(path)
+
+
 def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     """The result is an adapter of the same base; merged, it is a full model."""
     adapter = tmp_path / "adapter"
