@@ -216,9 +216,12 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
-    if kept and strange:
+    if strange:
         says = f"{path}: {strange} prepared rows of the run ({kept}) differ from the data files"
         cure = "so the model was made from other data; give the data of then"
+        if not kept:
+            says = f"{path}: Axolotl reads {strange} rows otherwise than they stand in the files"
+            cure = "such as texts that are all dates: which were learned cannot be told; mend them"
         raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
