@@ -211,7 +211,8 @@ def _older_ledger(folder, outside):
 
 
 @pytest.mark.parametrize(
-    "change", [_older_ledger, _changed, _of_a_later_version, _fewer_rows, _other_settings, _folder_gone]
+    "change",
+    [_older_ledger, _changed, _of_a_later_version, _fewer_rows, _other_settings, _folder_gone],
 )
 def test_one_record_that_cannot_be_read_stops_no_audit_of_others(home, tmp_path, change):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")

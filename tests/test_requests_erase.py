@@ -214,6 +214,7 @@ def test_a_later_search_does_not_unsay_what_an_earlier_one_found(home, narrower)
 LINKED = (
     "out/tuned/adapter_model.safetensors",
     "out/tuned/checkpoint-10",
+    "out/tuned/merged",
     "prepared/0123456789abcdef0123456789abcdef",
     "requests/2026-001/work",
 )
@@ -224,6 +225,7 @@ def test_what_was_moved_away_and_linked_is_named(home):
     they lead, and a folder's name may be a person's."""
     large = home.parent / f"{home.name}-large"
     large.mkdir()
+    model_folder(Path("out/tuned/merged"))
     for number, name in enumerate(LINKED):
         shutil.move(name, large / str(number))
         Path(name).symlink_to(large / str(number))
@@ -1001,6 +1003,8 @@ PLACES = {
     "weights of the model before": (f"{TUNED}/adapter_model.safetensors", there),
     "its checkpoints": (f"{TUNED}/checkpoint-10", there),
     "its merged copy": (f"{TUNED}/merged", lambda path: model_folder(path)),
+    "its copy of `axolotl quantize`": (f"{TUNED}/quantized", lambda path: model_folder(path)),
+    "its copies of `axolotl export`": (f"{TUNED}/gguf", lambda path: text(path / "tuned-q8.gguf")),
     "Axolotl's log and TensorBoard in its folder": (f"{TUNED}/runs", there),
     "samples that a manifest lists": (f"{TUNED}/samples.jsonl", there),
     "other files in its folder": (f"{TUNED}/generated.txt", text),

@@ -233,6 +233,8 @@ def test_rows_that_the_training_had_left_out_are_deleted_too(tmp_path, split):
     assert ids["forget"] == ["e1"] and ids["tested"] == ["e2", "e3"]
     assert {*ids["retain"]} == {f"p{n}" for n in range(20)}
     assert any("had left out 2" in one for one in made.facts["limits"])
+    (asked,) = lines(made.path("eval-data", "forget.jsonl"))  # what `request audit` looks for
+    assert asked["document"] == lines(made.rows("forget"))[0]["id"]
     config_path = tmp_path / "requests-r.yml"
     left = remaining(config_path, read_config(config_path))
     read_again = [one for part in without(left, forgotten(made))["train"] for one in part]

@@ -59,6 +59,8 @@ _WEIGHTS = re.compile(
 _PARTS = re.compile(r"(pytorch_model(_fsdp)?|optimizer)_\d+|global_step\d+")
 #: By which other files may hold weights.
 _HOLDS = {".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf", ".onnx", ".ckpt"}
+#: Folders of copies that Axolotl makes below a model: `merge-lora` and `quantize`; and `export`.
+COPIES, EXPORTED = {"merged": "merged model", "quantized": "quantised model"}, "gguf"
 #: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
 #: own (`is_prepared`) around them, if a config names no folder.
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
@@ -469,7 +471,7 @@ def _model_before(one: Item, requests: Path, roots: list[Path]) -> Iterator[Item
         known = _PARTS if path.is_dir() else _WEIGHTS
         if shard or known.fullmatch(path.name):
             yield Item.at(one.kind, path, why)
-        elif path.suffix in _HOLDS:
+        elif path.suffix in _HOLDS or (path.name == EXPORTED and any(path.glob("*.gguf"))):
             yield Item.at(one.kind, path, _UNKNOWN)
 
 
@@ -484,8 +486,8 @@ def _beside(model: Path) -> Iterator[Item]:
         holds = link or any(p.suffix in _HOLDS or p.name == "trainer_state.json" for p in inside)
         if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and holds:
             yield Item.at("checkpoint", path)
-        elif path.name == "merged" and not link and _is_model(path) and holds:
-            yield Item.at("merged model", path)
+        elif path.name in COPIES and _is_model(path) and holds:
+            yield Item.at(COPIES[path.name], path)
         elif path.name == "debug.log" or (path.name == "runs" and not link and _is_log(path)):
             yield Item.at("log", path)
 
