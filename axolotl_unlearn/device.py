@@ -44,9 +44,7 @@ def emulates_bfloat16() -> bool:
     if accelerator() is not None:
         return False
     able = torch.cpu.get_capabilities()
-    if (
-        able.get("architecture") == "x86_64"
-    ):  # oneDNN calls AVX-512 alone support: it emulates there
+    if able.get("architecture") == "x86_64":  # oneDNN calls AVX-512 alone support: it emulates there
         return not (able["avx512_bf16"] or able["amx_bf16"])
     known = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported
     return not (known and known())
