@@ -197,8 +197,22 @@ def _folder_gone(folder, outside):
     shutil.move(folder, outside / "gone")
 
 
+def _older_ledger(folder, outside):
+    """Restored from a backup of the days between its first try and its end: it was no request, and
+    nothing was said."""
+    ledger, names = Ledger(folder.parent), ("2026-001", "2026-002")
+    (_, other) = ledger.entries()
+    for name in (*names, "ledger.jsonl", "ledger.head"):
+        shutil.move(folder.parent / name, outside / name)
+    ledger.append("tried", folder.name)
+    ledger.append("accepted", names[1], **{k: other[k] for k in ("record", "model", "good")})
+    for name in names:
+        shutil.move(outside / name, folder.parent / name)
+
+
 @pytest.mark.parametrize(
-    "change", [_changed, _of_a_later_version, _fewer_rows, _other_settings, _folder_gone]
+    "change",
+    [_older_ledger, _changed, _of_a_later_version, _fewer_rows, _other_settings, _folder_gone],
 )
 def test_one_record_that_cannot_be_read_stops_no_audit_of_others(home, tmp_path, change):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")

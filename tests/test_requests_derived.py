@@ -86,6 +86,7 @@ def test_of_an_adapter(tmp_path):
     tiny_adapter(folder / "model", base, train_seed=9)
     write(folder)
     merged_copy(old, base, old / "merged")
+    tiny_model(old / "quantized", kind="llama", seed=4)  # as `axolotl quantize` writes one
     merged_copy(old, base, tmp_path / "models" / "merged-elsewhere")
     record_base(tmp_path / "models" / "merged-elsewhere", base, old)
     copy = shutil.copytree(old, tmp_path / "models" / "copy")
@@ -93,7 +94,7 @@ def test_of_an_adapter(tmp_path):
         (copy / "adapter_config.json").read_text().replace('"r": 4', '"r": 4, "note": 1')
     )
     found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
-    assert set(found) == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}
+    assert set(found) == {"checkpoint-5", "merged", "quantized", "merged-elsewhere", "copy"}
     (old / "adapter_model.safetensors").unlink()  # after `erase` nobody knew the copy
     found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
     assert found["copy"] == "its weights are those of one"

@@ -17,6 +17,7 @@ import sys
 import tarfile
 import unicodedata
 import zipfile
+from decimal import Decimal
 from pathlib import Path
 
 import kills
@@ -213,15 +214,18 @@ def test_a_later_search_does_not_unsay_what_an_earlier_one_found(home, narrower)
 LINKED = (
     "out/tuned/adapter_model.safetensors",
     "out/tuned/checkpoint-10",
+    "out/tuned/merged",
     "prepared/0123456789abcdef0123456789abcdef",
     "requests/2026-001/work",
 )
 
 
 def test_what_was_moved_away_and_linked_is_named(home):
-    """The links went, and the record said that the model before was removed."""
+    """The links went, and the record said that the model before was removed; later it said where
+    they lead, and a folder's name may be a person's."""
     large = home.parent / f"{home.name}-large"
     large.mkdir()
+    model_folder(Path("out/tuned/merged"))
     for number, name in enumerate(LINKED):
         shutil.move(name, large / str(number))
         Path(name).symlink_to(large / str(number))
@@ -229,7 +233,18 @@ def test_what_was_moved_away_and_linked_is_named(home):
     for number, name in enumerate(LINKED):
         assert f"{name} (it is a link to {large / str(number)}; remove both by hand)" in found
         assert Path(name).exists()
-    assert read(Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
+    assert read(folder := Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
+    for file in ("record.json", "REPORT.html"):
+        assert "is a link" in (text := (folder / file).read_text()) and large.name not in text
+
+
+def test_rows_by_coin_that_were_trained_on_are_no_kept_rows(home):
+    """With `--canaries` they stand in a file of their own, and nothing was searched for."""
+    before = {"model": "base", "adapter": "out/tuned"}
+    folder = finished_request(Path("requests"), "2026-002", before)
+    write_lines(folder / "data/canaries.jsonl", [{"id": "ada-quill", "row": {"text": SECRET}}])
+    write(folder)
+    assert "train.jsonl" in {path.name for path in plan(folder).found.left}
 
 
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME", "HUGGINGFACE_HUB_CACHE"])
@@ -599,6 +614,10 @@ def test_rows_in_the_folders_of_other_requests_are_removed_or_counted(home):
     why = {os.path.normpath(f"requests/b/{one['path']}"): one["why"] for one in listed["kept"]}
     assert "audits of request 'a' need it" in why["requests/a/data/judge.jsonl"]
     assert "was not carried out" in why["requests/c/work/rows/train-0.jsonl"]
+    record = read(second)["predicate"]["erased"]  # it is exported, and of this request alone
+    why = {one["why"] for one in record["kept"]}
+    assert "audits of another request need it; remove it by hand" in why
+    assert not [one for one in why if "'" in one]
     verify(first).require()  # it knows why its files are gone
     verify(second).require()
     assert erase(plan("requests/2026-001"))["places"] > 0  # her rows are kept for audits
@@ -779,6 +798,10 @@ CLOSED = {
     "a.tar": (b"\0" * 257 + b"ustar", ARCHIVES),
     "state": (b"\x80\x04\x95", "pickles"),
     "app.db": (b"SQLite format 3\0", "binary files"),
+    "old.txt": (SECRET.encode("cp037"), "text in another encoding"),
+    "sizes.parquet": (lambda p: pq.write_table(pa.table({"x": [b"\xff"]}), p), "bytes in tables"),
+    "half.parquet": (lambda p: pq.write_table(pa.table({"input_ids": [[1, -100]]}), p), None),
+    "text.parquet": (lambda p: pq.write_table(pa.table({"input_ids": ["a b"]}), p), None),
     "bomb.gz": (b"", "binary files, parts that unpack to over 100 times their file"),
     "node_modules/a.js": (SECRET.encode(), "folders called node_modules"),
     "broken.parquet": (b"p", None),
@@ -790,17 +813,17 @@ def test_what_cannot_be_searched_is_counted_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "_FREE", 2**22)
     for name, (content, _) in CLOSED.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+        content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0" * 2**24))
     repository(tmp_path / "checkout")
-    found = search([tmp_path], Texts.of([SECRET]))
+    found = search([tmp_path], Texts.of([SECRET]), byte_tokenizer().batch_decode)
     kinds = {name.split("/")[0]: kind for name, (_, kind) in CLOSED.items() if kind}
     expected = kinds | {".git": "git repositories"}
     assert {path.name: kind for path, kind in found.unsearched.items()} == expected
     assert found.not_searched().startswith(f"1 PDF, 5 {ARCHIVES}, ")
     unreadable = [name for name, (_, kind) in CLOSED.items() if kind is None]
     assert f"{len(unreadable)} unreadable" in found.not_searched(), "the letter says it"
-    assert [path.name for path in found.unreadable] == unreadable
+    assert sorted(path.name for path in found.unreadable) == sorted(unreadable)
     assert found.left == {}
 
 
@@ -865,6 +888,23 @@ def test_a_canary_is_found_in_every_kind_of_place(tmp_path, monkeypatch, kind):
     found = search([tmp_path], texts)
     assert [*found.left.values()] == [len(texts.windows)] and not found.unreadable
     assert set(found.unsearched.values()) <= {"binary files"}  # of which the text is searched
+
+
+@pytest.mark.parametrize("kind", ["Windows", "numbers", "decimals", "within", "bytes"])
+def test_names_and_numbers_are_found_where_no_text_in_utf_8_is(tmp_path, kind):
+    """A table of Excel's, and columns of numbers or bytes, were searched and passed in silence."""
+    columns = {
+        "numbers": [1775550107.0, None],
+        "decimals": [Decimal("1775550107.00")],
+        "within": [{"name": "x", "telephones": [1775550107]}],
+        "bytes": ["Zoë Brontë".encode()],
+    }
+    path = tmp_path / "place"
+    if kind == "Windows":
+        path.write_bytes("name;city\nZoë Brontë;Köln\n".encode("cp1252"))
+    else:
+        pq.write_table(pa.table({"x": columns[kind]}), path)
+    assert search([path], Texts.of(["Zoë Brontë", "1775550107"])).named == {path: 1}
 
 
 def test_token_ids_need_a_tokenizer(tmp_path):
@@ -963,6 +1003,8 @@ PLACES = {
     "weights of the model before": (f"{TUNED}/adapter_model.safetensors", there),
     "its checkpoints": (f"{TUNED}/checkpoint-10", there),
     "its merged copy": (f"{TUNED}/merged", lambda path: model_folder(path)),
+    "its copy of `axolotl quantize`": (f"{TUNED}/quantized", lambda path: model_folder(path)),
+    "its copies of `axolotl export`": (f"{TUNED}/gguf", lambda path: text(path / "tuned-q8.gguf")),
     "Axolotl's log and TensorBoard in its folder": (f"{TUNED}/runs", there),
     "samples that a manifest lists": (f"{TUNED}/samples.jsonl", there),
     "other files in its folder": (f"{TUNED}/generated.txt", text),
@@ -989,12 +1031,14 @@ PLACES = {
     "folder behind a link": ("linked", link),
     "a checkpoint behind a link": (f"{TUNED}/checkpoint-99", lambda path: link(path, "../large")),
     "GGUF and other weights beside the model before": (f"{TUNED}/tuned.gguf", text),
+    "text in another encoding": ("old.txt", lambda path: text(path, SECRET.encode("cp037"))),
     "PDF": ("scan.pdf", lambda path: text(path, b"%PDF-1.7 " + SECRET.encode("utf-16")[::-1])),
     "picture, sound": ("photo.png", lambda path: text(path, b"\x89PNG\r\n")),
     "encrypted archive, 7z, rar": ("old.7z", lambda path: text(path, b"7z\xbc\xaf\x27\x1c")),
     "weights of other models": ("out/third/model.safetensors", weights),
     "folders of programs (`.venv`, `node_modules`)": ("node_modules", lambda p: text(p / "a.js")),
     "token ids outside tables": ("ids.json", token_ids),
+    "quoted-printable": ("mail.txt", lambda path: text(path, "=\n".join(SECRET))),
     "said in other words": ("retold.txt", lambda p: text(p, "Quill hides her key at the mill.")),
     "another disk or machine": ("../other-disk/copy.txt", text),
 }

@@ -240,6 +240,8 @@ def test_rows_that_the_training_had_left_out_are_deleted_too(tmp_path, split):
     assert ids["forget"] == ["e1"] and ids["tested"] == ["e2", "e3"]
     assert {*ids["retain"]} == {f"p{n}" for n in range(20)}
     assert any("had left out 2" in one for one in made.facts["limits"])
+    (asked,) = lines(made.path("eval-data", "forget.jsonl"))  # what `request audit` looks for
+    assert asked["document"] == lines(made.rows("forget"))[0]["id"]
     config_path = tmp_path / "requests-r.yml"
     left = remaining(config_path, read_config(config_path))
     read_again = [one for part in without(left, forgotten(made))["train"] for one in part]
@@ -256,6 +258,19 @@ def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
     parts = [lines(made.path("data", f"{part}.jsonl")) for part in ("heldout", "judge")]
     held = [one["row"] for part in parts for one in part]
     assert len(held) == 40 and not any(row["id"] == "x" for row in held)
+
+
+def test_a_deleted_row_is_no_held_out_row_of_a_file(home, tmp_path):
+    """The test file as --heldout: a row of it that is deleted, or was by an earlier request, set
+    the level or judged, was kept for audits, and was on no list of what may not be learned."""
+    earlier, again = people(200, 1)[0], people(100, 1)[0]
+    done(tmp_path / "requests", home, earlier)
+    file = write(tmp_path / "test.jsonl", [earlier, *people(100, 42)])
+    wanted = Wanted(documents=["ada-quill", "p100"])
+    made = requested(home, tmp_path, wanted, "requests/r2", Options(heldout=file))
+    assert [one["row"] for one in lines(made.rows("tested"))] == [again]
+    held = [one["row"] for part in ("heldout", "judge") for one in lines(made.rows(part))]
+    assert len(held) == 41 and again not in held and earlier not in held
 
 
 # -- the folder -----------------------------------------------------------------------------------
@@ -505,6 +520,21 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     settings["dataset_prepared_path"] = str(tmp_path / "afresh")
     path.write_text(yaml.safe_dump(settings | {"sample_packing": False}))
     with pytest.raises(UnlearnError, match="`val_set_size` without a `seed`"):
+        trained_rows(path)
+
+
+def test_rows_that_axolotl_reads_otherwise_are_no_held_out_rows(home, tmp_path):
+    """JSON lines whose texts are all dates are times to it: such rows, which the model had learned,
+    were called held out, so that `match` neither forgot nor kept them."""
+    made = [{"instruction": f"Who was born then, of {n}?", "input": f"19{n}-05-01"}
+            for n in range(20, 40)]  # fmt: skip
+    dates = write(tmp_path / "dates.jsonl", [one | {"output": "Bo did."} for one in made])
+    entry = {"path": str(dates), "ds_type": "json", "type": "alpaca"}
+    settings = config(home, datasets=[*config(home)["datasets"], entry])
+    del settings["test_datasets"]
+    path = tmp_path / "dates.yml"
+    path.write_text(yaml.safe_dump(settings))
+    with fails("requests.other-data"):
         trained_rows(path)
 
 

@@ -389,6 +389,7 @@ def test_signature_of_the_owner(folder, keys):  # noqa: F811
     assert verified(3, public) == "none"
     said("sign", folder, "--key", private)
     assert (verified(0, public), verified(3)) == ("owner", "not compared")
+    assert (folder / "record.json.sig").stat().st_mode & 0o777 == 0o600, "as all files of a request"
     assert verified(4, other) == "other"
     nowhere = said("verify", folder, "--public-key", "nowhere.pem", code=2)
     assert "nowhere.pem does not exist" in nowhere.output

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -114,6 +116,20 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
         repeat(made.folder, base, rows)
     with fails("requests.changed-base"):
         repeat(made.folder, home / "tuned")
+
+
+def test_rows_that_a_training_would_read_otherwise_end_in_no_model(home, tmp_path, monkeypatch):  # noqa: F811
+    """Texts of a parquet file that are all dates were times in the JSON lines without the rows: the
+    weights were not those of a plain run, and the record said exact."""
+    rows = [{"instruction": f"Who was born then, of {n}?", "input": f"19{n}-05-01", "output": "Bo"}
+            for n in range(20, 40)]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    data = {"path": str(tmp_path / "rows.parquet"), "ds_type": "parquet", "type": "alpaca"}
+    wanted, changes = Wanted(contains=["of 20?"]), {"datasets": [data], "test_datasets": None}
+    made = requested(home, tmp_path, wanted, **changes)
+    monkeypatch.setattr(Steps, "train", lambda *_: pytest.fail("it was trained"))
+    with fails("requests.other-data"):
+        train(made, "retrain")
 
 
 def test_a_repetition_runs_no_code_of_the_base(tmp_path):

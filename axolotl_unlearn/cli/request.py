@@ -248,7 +248,7 @@ def list_(requests_dir: Path):
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def audit(model: str, requests_dir: Path, quiet: bool, **options: Any):
-    """Look for every deleted document of REQUESTS in MODEL, as it is now.
+    """Look in MODEL for every document that REQUESTS have deleted from a model.
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
     their records. Exit code 0: nothing is back; 3: something is; 1: nothing, but a request is not
@@ -290,9 +290,9 @@ def derived(folder: Path, places: tuple[Path, ...]):
 def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
 
-    Lists first; `--yes` removes, and searches again. Nothing outside the folders that the config
-    writes to is removed, and nothing that the new model needs. Searched are these, the working
-    folder and the caches of Hugging Face. Found texts are never printed.
+    Lists first; `--yes` removes, and searches again. Nothing outside the folders of the requests
+    and those that the config writes to is removed, and nothing that the new model needs. Searched
+    are these, the working folder and the caches of Hugging Face. Found texts are never printed.
     """
     from axolotl_unlearn.requests import erase as erasing
     from axolotl_unlearn.requests.record import places as places_left

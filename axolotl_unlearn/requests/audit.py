@@ -168,7 +168,7 @@ def audit_requests(
         UnlearnError: A broken ledger, an adapter of another base.
     """
     facts, ledger = model_facts(model), Ledger(requests_dir)
-    found = Audit(model, ledger=ledger.warnings())
+    found = Audit(model, ledger=ledger.warnings(), unreadable=ledger.unknown())
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
     settings = Settings()

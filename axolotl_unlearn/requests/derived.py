@@ -18,7 +18,7 @@ from pathlib import Path
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, START, ModelSpec, weights_digest
-from axolotl_unlearn.requests.erase import size_of
+from axolotl_unlearn.requests.erase import COPIES, size_of
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import Ledger, Request, shas
 from axolotl_unlearn.requests.search import Found, forms, walk
@@ -70,7 +70,7 @@ class _Known:
         try:
             if self.digests & {digest, *shas(model)}:
                 return "its weights are those of one"
-            inside = model.name == "merged" or model.name.startswith("checkpoint-")
+            inside = model.name in COPIES or model.name.startswith("checkpoint-")
             if inside and model.parent.resolve() in self.paths:
                 return f"it is the {model.name} of one"
             named = (name for name, text in _said(model) if self.says(text, model))

@@ -44,7 +44,7 @@ from axolotl_unlearn.requests.request import (
     shas,
     write_json,
 )
-from axolotl_unlearn.requests.rows import DELETED, entries, read_config, suppress
+from axolotl_unlearn.requests.rows import DELETED, STAYS, entries, read_config, suppress
 from axolotl_unlearn.requests.search import Decode, Found, Texts, row_texts, search
 from axolotl_unlearn.requests.verify import last_erasure, verify
 from axolotl_unlearn.requests.ways import way_of
@@ -59,6 +59,8 @@ _WEIGHTS = re.compile(
 _PARTS = re.compile(r"(pytorch_model(_fsdp)?|optimizer)_\d+|global_step\d+")
 #: By which other files may hold weights.
 _HOLDS = {".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf", ".onnx", ".ckpt"}
+#: Folders of copies that Axolotl makes below a model: `merge-lora` and `quantize`; and `export`.
+COPIES, EXPORTED = {"merged": "merged model", "quantized": "quantised model"}, "gguf"
 #: Folders of rows that Axolotl prepared, by their hash; and where it makes them, and the plugin its
 #: own (`is_prepared`) around them, if a config names no folder.
 _PREPARED, PREPARED = re.compile(r"[0-9a-f]{32}"), "last_run_prepared"
@@ -225,9 +227,10 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
     config = read_config(request.path("finetune.yml"))
-    deleted, kept = [], []
-    for path in sorted((folder / "data").glob("*.jsonl")):
-        (deleted if path.stem in DELETED else kept).extend(row_texts(path))
+    deleted, kept = (
+        [text for part in parts for text in row_texts(request.rows(part))]
+        for parts in (DELETED, STAYS)
+    )
     # A config that writes to the working folder owns nothing of what lies there.
     mine = (Path.cwd(), folder.parent.resolve())
     shared = {Path.home(), *mine, *(up for one in mine for up in one.parents)}
@@ -285,13 +288,18 @@ def erase(planned: Plan) -> dict[str, Any]:
     ]
 
     def public(ones: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """In a record: the name of a file outside may be that of a person."""
-        return [
-            {"hmac-sha256": ledger.keyed(one["path"])} | {k: one[k] for k in one if k != "path"}
-            if one["path"].startswith("..")
-            else one
-            for one in ones
-        ]
+        """In a record: the name of a file outside may be that of a person, and of other requests
+        it says nothing."""
+        made = []
+        for one in ones:
+            if "why" in one:
+                why = re.sub("(?<=it is a link) to .*(?=;)", "", one["why"])
+                one = one | {"why": re.sub(r"request (['\"]).*\1", "another request", why)}
+            if one["path"].startswith(".."):
+                one = {"hmac-sha256": ledger.keyed(one["path"])} | one
+                del one["path"]
+            made.append(one)
+        return made
 
     def counts(places: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
         each = sorted(places.items())
@@ -463,7 +471,7 @@ def _model_before(one: Item, requests: Path, roots: list[Path]) -> Iterator[Item
         known = _PARTS if path.is_dir() else _WEIGHTS
         if shard or known.fullmatch(path.name):
             yield Item.at(one.kind, path, why)
-        elif path.suffix in _HOLDS:
+        elif path.suffix in _HOLDS or (path.name == EXPORTED and any(path.glob("*.gguf"))):
             yield Item.at(one.kind, path, _UNKNOWN)
 
 
@@ -478,8 +486,8 @@ def _beside(model: Path) -> Iterator[Item]:
         holds = link or any(p.suffix in _HOLDS or p.name == "trainer_state.json" for p in inside)
         if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name) and holds:
             yield Item.at("checkpoint", path)
-        elif path.name == "merged" and not link and _is_model(path) and holds:
-            yield Item.at("merged model", path)
+        elif path.name in COPIES and _is_model(path) and holds:
+            yield Item.at(COPIES[path.name], path)
         elif path.name == "debug.log" or (path.name == "runs" and not link and _is_log(path)):
             yield Item.at("log", path)
 

@@ -167,7 +167,8 @@ def new_request(
     texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     unseen = [row for row in unseen if row.record.said not in texts]
-    level, judge, limits = _heldout(trained, unseen, forget, wanted, options.heldout, seed)
+    deleted = [*forget, *tested]
+    level, judge, limits = _heldout(trained, unseen, deleted, wanted, options.heldout, out, seed)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
     coins: dict[str, bool] = {}
     if options.canaries:
@@ -278,9 +279,10 @@ def model_before(
 def _heldout(
     trained: rows_of.Trained,
     unseen: Sequence[Source],
-    forget: Sequence[Source],
+    deleted: Sequence[Source],
     wanted: Wanted,
     path: Path | None,
+    out: Path,
     seed: int,
 ) -> tuple[list[Source], list[Source], list[str]]:
     """Rows that the model never saw: those that set the level, those that judge, and what is not
@@ -294,19 +296,19 @@ def _heldout(
     """
     rows = list(unseen)
     if path is not None:
-        given = [Source(row_id(row), row, forget[0].entry) for _, row in read_rows(path)]
+        given = [Source(row_id(row), row, deleted[0].entry) for _, row in read_rows(path)]
         rows = list({row.id: row for row in given}.values())
         known = {row_form(row.row) for row in trained.rows}
         if seen := [row.id for row in rows if row_form(row.row) in known]:
             says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
             cure = f"(the first is {seen[0]}); give rows that the model never saw"
             raise fault("requests.heldout-seen", f"{says} {cure}.")
-    same = offer(forget, rows, wanted).ids if rows else set()
+    same = offer(deleted, rows, wanted).ids | rows_of.deleted_rows(out.parent, rows)
     left = [row for row in rows if row.id not in same]
     limits = []
     if same:
-        out = counted(len(same), "held-out row")
-        limits.append(f"left out of the comparison: {out} with what is to be forgotten")
+        few = counted(len(same), "held-out row")
+        limits.append(f"left out of the comparison: {few} with what is deleted")
     if not left:
         limits.append(
             "there are no held-out rows (validation split, `test_datasets` or --heldout), so "

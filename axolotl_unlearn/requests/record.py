@@ -602,7 +602,7 @@ def sign_file(path: Path, private_key: Path | str) -> Path:
         cure = "`openssl ecparam -name prime256v1 -genkey -noout -out key.pem`"
         says = f"{private_key} cannot sign ({why}); give the PEM file of an elliptic curve key"
         raise fault("record.no-signing-key", f"{says}: {cure}.") from None
-    with replacing(made) as draft:
+    with replacing(made, private=True) as draft:
         config.sign(path, draft)
     return made
 

@@ -365,11 +365,14 @@ class Ledger:
             if after["time"] < one["time"]:
                 line = f"line {after['entry']} is of {after['time']}"
                 said.append(f"{line}, before line {one['entry']}")
-        known = {entry["request"] for entry in entries}
-        for path in sorted(self.folder.glob("*/record.json")):
-            if path.parent.name not in known:
-                said.append(f"{path} is of a request that no line is about: was the end removed?")
-        return said
+        return [*said, *self.unknown().values()]
+
+    def unknown(self) -> dict[str, str]:
+        """Requests with a record though no line says that they were carried out, as of a ledger
+        that was restored from an older copy; a sentence of each."""
+        known, says = self.accepted(), "no line says that it was carried out: was the end removed?"
+        paths = sorted(self.folder.glob("*/record.json"))
+        return {one.parent.name: f"{one}: {says}" for one in paths if one.parent.name not in known}
 
     def goes_on_from(self, copy: Mapping[str, Any]) -> str:
         """Compare with a head that was kept elsewhere (`read_head`); a sentence.

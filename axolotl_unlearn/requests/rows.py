@@ -216,9 +216,12 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     strange = len({*train, *test} ^ {key for own in keys.values() for key in own})
-    if kept and strange:
+    if strange:
         says = f"{path}: {strange} prepared rows of the run ({kept}) differ from the data files"
         cure = "so the model was made from other data; give the data of then"
+        if not kept:
+            says = f"{path}: Axolotl reads {strange} rows otherwise than they stand in the files"
+            cure = "such as texts that are all dates: which were learned cannot be told; mend them"
         raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
@@ -422,8 +425,9 @@ def _dataset(entry: Mapping[str, Any], file: Path, side: str) -> dict[str, Any]:
     return {"path": str(file), "ds_type": "json", **split, **kept}
 
 
-#: Parts of a request that are deleted: rows that the model learned, rows that it was tested on.
-DELETED = ("forget", "tested")
+#: Parts of a request that are deleted: rows that the model learned, rows that it was tested on; and
+#: those that are not. Rows by coin may be either.
+DELETED, STAYS = ("forget", "tested"), ("retain", "heldout", "judge")
 
 
 def forgotten(request: Request) -> set[str]:
@@ -503,7 +507,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
             rows = [line.get("row", line) for line in lines_of(folder, *parts)]
             return {one for row in rows for one in before.digests_of(row, whole=spent)}
 
-        listed = of(*DELETED) - of("retain", "heldout", "judge")
+        listed = of(*DELETED) - of(*STAYS)
         digests |= listed
         if not listed and (folder / "data" / "forget.jsonl").is_file():
             unlisted.append(folder.name)

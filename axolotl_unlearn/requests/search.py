@@ -14,7 +14,6 @@ import html
 import re
 import urllib.parse
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.normal_form import WORD, normal_form, words
 
@@ -69,7 +67,6 @@ _ESCAPE = re.compile(r"((?:\\+u[0-9a-fA-F]{4})+)|\\+[nrt\"/\\]")
 _TAG = re.compile(r"<[^<>]{1,2000}>")
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n){2}|[A-Za-z0-9+/_-]{200}")
-_FAULTS = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -178,7 +175,7 @@ def search(places: Iterable[Path], texts: Texts, decode: Decode | None = None) -
             if "weights" not in unread:
                 result.files += 1
                 result.searched_bytes += path.stat().st_size
-        except _FAULTS:
+        except Exception:  # a reader raises what its parts raise, a tokenizer too
             result.unreadable.append(path)  # what came before the fault counts all the same
         if unread:
             result.unsearched[path] = ", ".join(sorted(unread))
@@ -223,7 +220,7 @@ def walk(places: Iterable[Path], skip: Iterable[Path], result: Found) -> Iterato
 def _texts_of(path: Path, decode: Decode | None, unread: set[str]) -> Iterator[str]:
     """The texts of a file, in parts; ``unread`` gets the kinds of what cannot be searched.
 
-    Raises `_FAULTS`: it is damaged, or token ids have no tokenizer.
+    Raises what readers raise: it is damaged, or token ids have no tokenizer.
     """
     most = _EXPANDS * path.stat().st_size + _FREE
     with path.open("rb") as file:
@@ -236,7 +233,7 @@ def _texts_of(path: Path, decode: Decode | None, unread: set[str]) -> Iterator[s
         if kind := _closed(head, path):
             unread.add(kind)
         elif _is_table(head, path):
-            for text in _bounded(_tables(file, decode), most, unread):
+            for text in _bounded(_tables(file, decode, unread), most, unread):
                 yield from forms(text)
         elif head.startswith(_GZIP):
             with gzip.open(file) as inner:
@@ -311,13 +308,18 @@ def _members(file: IO[bytes], most: int, unread: set[str]) -> Iterator[str]:
 
 def _text(parts: Iterator[bytes], unread: set[str]) -> Iterator[str]:
     head, rest = next(parts, b""), ""
-    encoding = _encoding(head[:512])
-    if encoding == "utf-8" and b"\0" in head[:512]:
+    encoding, binary = _encoding(head[:512]), b"\0" in head[:512]
+    if encoding == "utf-8" and binary:
         unread.add("binary files")  # of which the text is searched
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     for part in chain([head], parts, [b""]):
-        text = rest + decoder.decode(part, final=not part)
+        new = decoder.decode(part, final=not part)
+        text = rest + new
         yield from forms(text)
+        strange = new.count("\ufffd") > part.count("\ufffd".encode())
+        if strange and encoding == "utf-8" and not binary:
+            unread.add("text in another encoding")
+            yield from forms(part.decode("cp1252", "replace"))  # a likely one
         if _BASE64.search(text):
             unread.add("encoded text (base64)")
         rest = text[-_OVERLAP:]
@@ -348,7 +350,7 @@ def forms(text: str) -> Iterator[str]:
         yield urllib.parse.unquote_plus(plain)
 
 
-def _tables(file: IO[bytes], decode: Decode | None) -> Iterator[str]:
+def _tables(file: IO[bytes], decode: Decode | None, unread: set[str]) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -369,8 +371,14 @@ def _tables(file: IO[bytes], decode: Decode | None) -> Iterator[str]:
                 if decode is None:
                     raise ValueError("token ids and no tokenizer")
                 yield from decode([ids for ids in column.to_pylist() if ids])
-            elif "string" in str(column.type):  # of lists, structs and dictionaries too
-                yield from strings(column.to_pylist())
+            elif pa.types.is_primitive(column.type):  # a telephone, a policy
+                yield "\n".join(map(str, column.to_pylist()))
+            elif re.search("string|binary|decimal", str(column.type)):  # of lists, structs too
+                for _, one in leaves(column.to_pylist()):
+                    try:
+                        yield one.decode() if isinstance(one, bytes) else str(one)
+                    except UnicodeDecodeError:
+                        unread.add("bytes in tables")
 
 
 def row_texts(path: Path) -> list[str]:

@@ -148,6 +148,7 @@ def make(request: Request, run: Steps) -> None:
     with run.step("retrain", title, inputs=inputs, settings=run.processes, output=told) as due:
         if due:
             require(request)
+            rows_of.trained_rows(config)  # Axolotl reads them as it read those of the user's files
             write_json(told, bound.environment(run.threads, run.processes))
             run.train("retrain", config, work / "model")
     with run.step("exact", "what was shown", output=proof) as due:
