@@ -13,7 +13,7 @@ from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.store import Store, content_key, sealed, unsealed, versions
 
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 7
+_CACHE_VERSION = 8
 
 
 class Cache(Store):
