@@ -238,6 +238,15 @@ def test_entries_and_rows_that_do_not_meet(both, forget, says):
     assert re.search(says, " ".join(faults)) if says else faults == []
 
 
+@pytest.mark.parametrize(("tasks", "found"), [(None, 0), ("bio", 1)])
+def test_an_entry_beside_a_teacher_may_match_no_row(entry, tasks, found):
+    """docs/own-model.md: the preset has entries for either kind."""
+    sides = [{"objective": "match"}, {"objective": "match", "kinds": "question", "tasks": tasks}]
+    block = {"preset": "never-seen", "teacher": "t", "heldout": "h", "forget": sides}
+    cfg = {"datasets": [entry(ROWS[:2]), entry([RETAIN], "retain")], "unlearn": block}
+    assert ["is for no row" in one for one in check_files(cfg)] == [True] * found
+
+
 def test_entries_of_phases_are_counted_together(entry):
     """The second phase may be for other rows than the first."""
     phases = [
