@@ -43,9 +43,9 @@ def emulates_bfloat16() -> bool:
 
     if accelerator() is not None:
         return False
-    able = torch.cpu.get_capabilities()
+    able = getattr(torch.cpu, "get_capabilities", dict)()  # {} of an older torch
     if able.get("architecture") == "x86_64":  # oneDNN takes AVX-512 alone for support
-        return not (able["avx512_bf16"] or able["amx_bf16"])
+        return not (able.get("avx512_bf16") or able.get("amx_bf16"))
     known = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported
     return not (known and known())
 

@@ -85,12 +85,12 @@ def check(recipe: Mapping[str, Any]) -> list[UnlearnError]:
 
 
 def unread(recipe: Mapping[str, Any]) -> list[str]:
-    """Names on the hub and files of tensors (`mergekit-pytorch`) of a recipe without fault."""
+    """Names on the hub (with their adapters) and files of tensors of a recipe without fault."""
     from mergekit.config import MergeConfiguration
 
     read = MergeConfiguration.model_validate(recipe)
-    paths = [one.model.path for one in (read.base_model, *(one.model for one in read.models))]
-    return [*dict.fromkeys(filter(_elsewhere, paths))]
+    models = read.base_model, *(one.model for one in read.models)
+    return [*dict.fromkeys(str(one) for one in models if _elsewhere(one.model.path))]
 
 
 def _elsewhere(path: str) -> bool:
@@ -300,7 +300,7 @@ class Tensors(dict[str, Path]):
         super().__init__()
         for path in (folder / file for file in files):
             if not path.exists():
-                says = f"{folder} lacks {path.name}: copy it."
+                says = f"{folder} lacks {path.name}: copy it, or save what is there as safetensors."
                 raise UnlearnError(says, code="merging.no-weights")
             try:
                 with safe_open(path, framework="pt") as handle:

@@ -68,6 +68,9 @@ VARIANTS = [
     ("a <= b", " != ", False),
     ("a != b", " != ", True),
     ("anything", " ", False),
+    ("", " ", False),
+    ("well-known", "-", False),  # a mark of punctuation stands in most texts
+    (" - ", "-", True),
     ("zwölf Meilen", "twelve miles", False),
     ("Smith and his wife, and John", "John Smith", False),
 ]

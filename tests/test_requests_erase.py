@@ -890,13 +890,17 @@ def test_a_canary_is_found_in_every_kind_of_place(tmp_path, monkeypatch, kind):
     assert set(found.unsearched.values()) <= {"binary files"}  # of which the text is searched
 
 
-@pytest.mark.parametrize("kind", ["Windows", "numbers", "decimals", "within", "bytes"])
+@pytest.mark.parametrize(
+    "kind", ["Windows", "numbers", "decimals", "within", "list", "deep", "bytes"]
+)
 def test_names_and_numbers_are_found_where_no_text_in_utf_8_is(tmp_path, kind):
     """A table of Excel's, and columns of numbers or bytes, were searched and passed in silence."""
     columns = {
         "numbers": [1775550107.0, None],
         "decimals": [Decimal("1775550107.00")],
         "within": [{"name": "x", "telephones": [1775550107]}],
+        "list": [[1775550107], None],
+        "deep": [{"calls": [{"to": 1775550107, "ended": None}]}],
         "bytes": ["Zoë Brontë".encode()],
     }
     path = tmp_path / "place"
@@ -905,6 +909,21 @@ def test_names_and_numbers_are_found_where_no_text_in_utf_8_is(tmp_path, kind):
     else:
         pq.write_table(pa.table({"x": columns[kind]}), path)
     assert search([path], Texts.of(["Zoë Brontë", "1775550107"])).named == {path: 1}
+
+
+def test_a_column_that_python_cannot_hold_hides_no_other(tmp_path):
+    """The whole file counted as unreadable, and nothing of it as left."""
+    far = pa.array([10**13], pa.timestamp("s"))
+    pq.write_table(pa.table({"when": far, "v": [[0.5]], "x": ["Zoë Brontë"]}), tmp_path / "place")
+    found = search([tmp_path], Texts.of(["Zoë Brontë"]))
+    assert found.named and not found.unreadable
+    assert [*found.unsearched.values()] == ["lists of floats in tables, times in tables"]
+
+
+def test_bytes_after_a_text_are_a_binary_file(tmp_path):
+    (tmp_path / "place").write_bytes(b"x " * 300 + bytes(range(256)) * 9)
+    found = search([tmp_path], Texts.of(["Zoë Brontë"]))
+    assert [*found.unsearched.values()] == ["binary files"]
 
 
 def test_token_ids_need_a_tokenizer(tmp_path):

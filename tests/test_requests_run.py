@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import kills
 import pytest
@@ -561,3 +562,20 @@ def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path,
     assert verify_export(out, str(folder / "model")).model == "same"
     assert b"Quill" not in out.read_bytes() and b"REPLY" in out.read_bytes()
     shutil.rmtree(folder.parent)
+
+
+def test_attacks_on_a_model_that_was_made_before_are_not_those_of_an_exact_one(
+    tmp_path, monkeypatch
+):
+    """A `match` was refused and `--way retrain` taken: the record had the attacks on the other."""
+    made = Request.load(finished_request(tmp_path / "requests"))
+    made.facts["counts"]["judge"] = 0
+    (attacks := made.path("attacks")).mkdir(exist_ok=True)
+    write_json(attacks / "prompt-after.json", {"attack": "prompt", "title": "x"})
+    audited = mock.Mock(**{"to_json.return_value": {}})
+    monkeypatch.setattr("axolotl_unlearn.evaluation.run.evaluate", lambda *_: None)
+    monkeypatch.setattr("axolotl_unlearn.requests.audit.audit_requests", lambda *_: audited)
+    monkeypatch.setattr(running, "_base", lambda _: ())
+    monkeypatch.setattr(Request, "matched", False)
+    running.measure(made)
+    assert made.path("eval", "earlier.json").is_file() and not attacks.exists()

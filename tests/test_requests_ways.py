@@ -128,8 +128,11 @@ def test_rows_that_a_training_would_read_otherwise_end_in_no_model(home, tmp_pat
     wanted, changes = Wanted(contains=["of 20?"]), {"datasets": [data], "test_datasets": None}
     made = requested(home, tmp_path, wanted, **changes)
     monkeypatch.setattr(Steps, "train", lambda *_: pytest.fail("it was trained"))
+    half = made.path("work", "prepared", "half")  # of a start that was killed
+    half.mkdir(parents=True)
     with fails("requests.other-data"):
         train(made, "retrain")
+    assert not half.exists()
 
 
 def test_a_repetition_runs_no_code_of_the_base(tmp_path):

@@ -47,8 +47,8 @@ def contains_answer(generated: str, answer: str) -> bool:
     """Whether the generation says the answer, in whole words, whatever comes before or after it.
 
     Two to four words count in any order ("Smith, John", "May 12"), a name without its title; an
-    answer without a word is looked for as it stands. The official exact match is 0 for a model that
-    says the answer and goes on.
+    answer without a word is looked for as it stands, one mark of punctuation as all that is said.
+    The official exact match is 0 for a model that says the answer and goes on.
     """
     secret, said = fold(answer).split(), fold(generated).split()
     while len(secret) > 1 and secret[0] in _TITLES:
@@ -58,7 +58,11 @@ def contains_answer(generated: str, answer: str) -> bool:
         part = said[place : place + count]
         if part == secret or (any_order and sorted(part) == sorted(secret)):
             return True
-    return not secret and bool(answer.strip()) and answer.strip() in generated
+    plain = answer.strip()
+    mark = len(plain) < 2 and plain.isascii()  # stands in most texts
+    return (
+        not secret and plain != "" and (plain == generated.strip() if mark else plain in generated)
+    )
 
 
 class AnyScript:

@@ -248,6 +248,7 @@ def measure(request: Request) -> None:
         max_gen_toks=ANSWER_TOKENS,
         progress=False,
     )
+    shutil.rmtree(request.path("attacks"), ignore_errors=True)  # of a model that was made before
     evaluate(models, data, options)
     if matched:
         attack(request, model)
@@ -274,7 +275,6 @@ def attack(request: Request, model: str) -> None:
     from axolotl_unlearn.store import Store
 
     data, store = request.path("eval-data"), Store(request.path("work", "scores"))
-    shutil.rmtree(request.path("attacks"), ignore_errors=True)  # of a model that was made before
     asked, retain = (read_side(data, side)[1] for side in ("forget", "retain"))
     how = {"join": "", "max_new_tokens": ANSWER_TOKENS, "device": device_name(), "quiet": True}
     subject, control = make_subjects(model, asked, str(request.path("work", "teacher")), **how)

@@ -17,6 +17,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -36,6 +37,7 @@ SHORTEST = 4
 #: Digits of a number that may name somebody.
 LEAST_DIGITS = 5
 _KEYS = 64
+_BESIDE_IDS = ("labels", "attention_mask", "position_ids", "token_type_ids")
 #: Not looked into, and said: programs of others, and what a link must not lead to.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 _SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
@@ -312,14 +314,18 @@ def _text(parts: Iterator[bytes], unread: set[str]) -> Iterator[str]:
     if encoding == "utf-8" and binary:
         unread.add("binary files")  # of which the text is searched
     decoder = codecs.getincrementaldecoder(encoding)("replace")
+    before = b""
     for part in chain([head], parts, [b""]):
         new = decoder.decode(part, final=not part)
         text = rest + new
         yield from forms(text)
         strange = new.count("\ufffd") > part.count("\ufffd".encode())
-        if strange and encoding == "utf-8" and not binary:
+        if strange and encoding == "utf-8" and b"\0" in part:
+            unread.add("binary files")
+        elif strange and encoding == "utf-8" and not binary:
             unread.add("text in another encoding")
-            yield from forms(part.decode("cp1252", "replace"))  # a likely one
+            yield from forms((before + part).decode("cp1252", "replace"))  # a likely one
+        before = part[-_OVERLAP:]
         if _BASE64.search(text):
             unread.add("encoded text (base64)")
         rest = text[-_OVERLAP:]
@@ -371,14 +377,34 @@ def _tables(file: IO[bytes], decode: Decode | None, unread: set[str]) -> Iterato
                 if decode is None:
                     raise ValueError("token ids and no tokenizer")
                 yield from decode([ids for ids in column.to_pylist() if ids])
-            elif pa.types.is_primitive(column.type):  # a telephone, a policy
-                yield "\n".join(map(str, column.to_pylist()))
-            elif re.search("string|binary|decimal", str(column.type)):  # of lists, structs too
-                for _, one in leaves(column.to_pylist()):
-                    try:
-                        yield one.decode() if isinstance(one, bytes) else str(one)
-                    except UnicodeDecodeError:
-                        unread.add("bytes in tables")
+            elif re.match("(large_)?list<.*: (half|float|double)>", str(column.type)):
+                unread.add("lists of floats in tables")
+            elif not name.endswith(_BESIDE_IDS):
+                flat = pa.types.is_primitive(column.type)
+                yield from _cells(column.unique() if flat else column, unread)
+
+
+def _cells(column: Any, unread: set[str]) -> Iterator[str]:
+    """Texts of a column; its whole numbers (a telephone, a policy) and dates together."""
+    others = []
+    try:
+        values = column.to_pylist()
+    except Exception:  # a time beyond Python's, in a zone that is not known
+        unread.add("times in tables")
+        return
+    for _, one in leaves(values):
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, bytes):
+            try:
+                yield one.decode()
+            except UnicodeDecodeError:
+                unread.add("bytes in tables")
+        elif not isinstance(one, (int, float, Decimal)):
+            others.append(str(one))
+        elif one // 1 == one and abs(one) >= 10 ** (LEAST_DIGITS - 1):
+            others.append(str(int(one)))
+    yield "\n".join(others)
 
 
 def row_texts(path: Path) -> list[str]:

@@ -75,7 +75,7 @@ BLIND = ("length", "zlib", "bag_of_words", "words_tfidf")
 #: An interval of so much is inside the limits exactly where the one-sided test says so.
 INNER = 2 * LEVEL - 1
 OUTCOMES = ("fail", "missing", "open", "pass")
-ITS, THEIRS = "its", "the retrained model's"
+ITS, THEIRS, BEFORES = "its", "the retrained model's", "the original's"
 
 
 class Read(NamedTuple):
@@ -481,9 +481,10 @@ def said(facts: Facts) -> Iterator[Read]:
     least = max((row.tokens or 0 for row in mine.values()), default=0) + BEFORE
     least = max(least, min(NEW_TOKENS, BEFORE + max((row.tokens or 0 for row in rows), default=0)))
     # A model that was let say less says less of what is kept and of what is guessed.
-    for one in filter(None, (model, facts.original, retrained)):
-        if one.max_gen_toks is None or one.max_gen_toks < least:
-            yield read("missing", "cut", n=least)
+    for one, whose in ((model, ITS), (facts.original, BEFORES), (retrained, THEIRS)):
+        if one is not None and (one.max_gen_toks is None or one.max_gen_toks < least):
+            yield read("missing", "cut", n=least, whose=whose)
+            break
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if not mine and None not in asked and not sum(asked):
         return  # the forget set asks no questions

@@ -94,7 +94,7 @@ WORDS = {
         **{case: f"forgotten {_SIDE[case]}" for case in ("cells", "script", "without")},
         "rows": "which answers are right was not measured row by row",
         "questions": "the right answers are not those to the same questions",
-        "cut": "answers or texts may be cut off: {n} new tokens are asked for (`--max-gen-toks`)",
+        "cut": "{whose} answers or texts may be cut: {n} tokens are asked for (`--max-gen-toks`)",
         "mute": "the original gives no answer that others do not: so asked, none can be found",
         "drawn": "one draw of each answer gives {value:.1f} of those that the retrained model does"
         " not give",

@@ -9,6 +9,7 @@ the weights.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import chdir
@@ -148,6 +149,7 @@ def make(request: Request, run: Steps) -> None:
     with run.step("retrain", title, inputs=inputs, settings=run.processes, output=told) as due:
         if due:
             require(request)
+            shutil.rmtree(work / "prepared", ignore_errors=True)  # half, or of other rows
             rows_of.trained_rows(config)  # Axolotl reads them as it read those of the user's files
             write_json(told, bound.environment(run.threads, run.processes))
             run.train("retrain", config, work / "model")
