@@ -262,8 +262,9 @@ def compare_model(
         raise fault("record.other-kind", says)
     check_base(source, base, before)
     recorded = {one["name"]: one["digest"] for one in statement["subject"]}
-    _same_files(record.model_files(place), recorded, place, gone)
-    return "same", f"all {len(recorded)} files as recorded" + (", base too" if base else "")
+    removed, _ = _same_files(record.model_files(place), recorded, place, gone)
+    left = len(recorded) - removed
+    return "same", f"all {left} files as recorded" + (", base too" if base else "")
 
 
 def _same_files(
