@@ -161,8 +161,10 @@ def _parse(text: str) -> ModelSpec:
         raise UnlearnError(f"{text!r} has no name before '='; write name=path.", code="models.name")
     if re.match(r"[\w.-]+:\d+(/|$)", source) and not Path(source).exists():
         raise UnlearnError(f"{source}: of a server write http://{source}.", code="models.server")
-    base, plus, adapter = source.partition("+")
-    if plus and not Path(source).exists():
+    if "+" in source and not Path(source).exists():
+        pairs = [(source[:n], source[n + 1 :]) for n, one in enumerate(source) if one == "+"]
+        # A path may hold "+", too: the first pair of what is there.
+        base, adapter = max(pairs, key=lambda pair: sum(p != "" and Path(p).exists() for p in pair))
         if not base or not adapter:
             says = f"{text!r}: write base+adapter, two folders joined by '+'."
             raise UnlearnError(says, code="models.base-and-adapter")

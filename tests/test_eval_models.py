@@ -54,6 +54,17 @@ def test_names_and_forms(home):
     assert specs[1].source == f"{base}+{over}"
 
 
+def test_a_path_may_hold_a_plus(home, tmp_path):
+    """Base and adapter are two folders that are there; a base of the hub holds none."""
+    base = str(shutil.copytree(home / "base", tmp_path / "c++" / "base"))
+    over = str(shutil.copytree(home / "over", tmp_path / "c++" / "over+1"))
+    for one in (base, "org/base"):
+        assert parse_models([f"x={one}+{over}"]) == [ModelSpec("x", one, over)]
+    for wrong in (f"{base}+", f"+{over}"):
+        with fails("models.base-and-adapter"):
+            parse_models([wrong])
+
+
 def test_the_output_folder_of_an_axolotl_run_is_an_adapter(home, tmp_path):
     """Axolotl saves the base's config.json (and a tokenizer) beside the adapter."""
     run = tmp_path / "over"

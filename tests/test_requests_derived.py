@@ -107,6 +107,17 @@ def test_of_an_adapter(tmp_path):
     assert "not known, look yourself: it is gone" in found[old]
 
 
+def test_a_path_may_hold_a_plus(tmp_path):
+    """A model that names the old one by such a path was in no list."""
+    old = model_folder(tmp_path / "c++" / "old")
+    before = {"model": str(old), "adapter": None}
+    write(folder := finished_request(tmp_path / "requests", "1", before))
+    for name, of in {"one": old, "pair": f"{old}+{tmp_path / 'x'}", "other": "org/base+x"}.items():
+        adapter_folder(tmp_path / "models" / name, of, name.encode())
+    found = {one.path.name for one in derived(folder, [tmp_path / "models"])}
+    assert found == {"one", "pair"}
+
+
 def bomb(folder, kind: str) -> None:
     """A model that never ends, or ends all, when it is read."""
     folder.mkdir(parents=True)

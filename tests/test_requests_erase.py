@@ -679,6 +679,29 @@ def test_a_model_that_the_new_one_stands_on_stays(home):
     assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
 
 
+def test_what_was_removed_of_a_model_is_not_counted_as_recorded(home):
+    before = {"model": "base", "adapter": "out/tuned"}
+    second = finished_request(Path("requests"), "2026-002", before)
+    (second / "model" / "debug.log").write_text("step 1")
+    write(second)
+    another("2026-003", adapter=str(second / "model"))
+    assert "model: all 3 files as recorded, base too" in verify(second).says
+    erase(plan(second))
+    assert not (second / "model" / "debug.log").exists()
+    assert "model: all 2 files as recorded, base too" in verify(second).require().says
+
+
+@pytest.mark.parametrize("place", ["c", "c++"])
+def test_the_model_of_the_request_stays_where_its_path_holds_a_plus(home, place):
+    first = finished_request(Path(place, "requests"))
+    (first / "model" / "debug.log").write_text("step 1")
+    write(first)
+    before = {"model": str(first / "model"), "adapter": None}
+    write(finished_request(Path(place, "requests"), "2", before))
+    found = {item.path.name: item.why for item in plan(first).items}
+    assert found["debug.log"] == "the model of this request stands on it"
+
+
 def test_the_model_of_an_earlier_request_goes_whole(home):
     first = Path("requests/2026-001")
     tuned = {"output_dir": "out/tuned"}

@@ -265,6 +265,26 @@ def test_models_elsewhere(folder, tmp_path):
         audit_requests(f"{twin}+{folder / 'model'}", folder.parent)
 
 
+@pytest.mark.parametrize("on_adapter", [False, True])
+def test_a_path_may_hold_a_plus(tmp_path, on_adapter):
+    """A model that was there and another was gone, `verify` said."""
+    home, before = tmp_path / "c++", None
+    if on_adapter:
+        base = model_folder(home / "base")
+        before = {"model": str(base), "adapter": str(adapter_folder(home / "out+1", base))}
+    write(first := finished_request(home / "requests", "1", before))
+    model = "adapter" if on_adapter else "model"
+    before = {"model": str(home / "base"), "adapter": None, model: str(first / "model")}
+    write(finished_request(home / "requests", "2", before))
+    for named in (None, str(first / "model"), f"{home / 'base'}+{first / 'model'}" * on_adapter):
+        assert verify(first, named or None).require().model == "same"
+    (first / f"model/{'adapter_model' if on_adapter else 'model'}.safetensors").write_text("other")
+    found = verify(first)
+    assert [one.code for one in found.faults] == ["record.other-model"] and found.exit == 5
+    shutil.rmtree(first / "model")
+    assert "model: gone since request '2' came after it" in verify(first).says
+
+
 def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     """Written again as it is: nothing changes. Anything else under the same id is refused."""
     files = [*(folder / name for name in PAGES), folder.parent / "ledger.jsonl"]

@@ -121,6 +121,42 @@ def test_a_routed_model_whose_shards_are_gone_may_be_retrained(tmp_path, monkeyp
         shards.told_of(request)
 
 
+@pytest.mark.parametrize("old", ["there", "erased", "removed", "removed, seen from elsewhere"])
+def test_what_requests_on_a_retrained_model_delete_stays_out_of_the_shards(
+    tmp_path, monkeypatch, old
+):
+    """The second request began with the plain adapter of the first, so its rows were trained
+    again."""
+    monkeypatch.chdir(tmp_path)
+    (routed := Path("deploy/model")).mkdir(parents=True)
+    (routed / ROUTER).touch()
+    told = dict.fromkeys(shards.FIELDS, "") | {"schema": shards.SCHEMA, "key": KEY.hex()}
+    shards.write_json(Path("deploy/shards.json"), told | {"deleted": []})
+    base, adapter = str(model_folder(Path("base"))), str(routed)
+    for name in "123":
+        before = {"model": base, "adapter": adapter}
+        forget = [{"id": f"row {name}", "row": {}}]
+        adapter = str(finished_request(Path("requests"), name, before, forget=forget) / "model")
+    if old == "erased":
+        (routed / ROUTER).unlink()
+    elif old != "there":
+        shutil.rmtree(routed)
+    if old.endswith("elsewhere"):
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in "123":
+        shards.deleted_otherwise(requests.Request.load(tmp_path / "requests" / name))
+    found = shards.load(tmp_path / "deploy")
+    assert set(found["deleted"]) == {shards._keyed(found, f"row {name}") for name in "123"}
+
+    # One that names itself is not followed for ever.
+    path = tmp_path / "requests/1/request.json"
+    facts = json.loads(path.read_text())
+    facts["before"]["adapter"] = "requests/1/model"
+    path.write_text(json.dumps(facts))
+    assert shards.told_of(requests.Request.load(tmp_path / "requests" / "3")) is None
+
+
 def test_an_empty_cell_is_nobody():
     """All rows of a table without a customer were those of one person, in one shard."""
     facts = {"key": KEY.hex(), "count": COUNT, "deleted": [], "by": "id"}

@@ -61,7 +61,9 @@ class _Known:
         """Whether a text of a file in ``near`` is one of them."""
         if text in self.digests or text in self.names:
             return True
-        parts = text.split("+") if len(text) < 4096 else ()
+        pieces = text.split("+") if len(text) < 4096 else ()
+        ends = ("+".join(one) for n in range(len(pieces)) for one in (pieces[:n], pieces[n:]))
+        parts = {*pieces, *ends}  # of a+b, where a path may hold "+", too
         places = [p / part for part in parts if part for p in (Path(), self.root, near)]
         return any(place.resolve() in self.paths for place in places)
 

@@ -586,7 +586,7 @@ def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], st
     models = [
         (current.get("path"), "it is the current model"),
         ((current.get("base") or {}).get("name"), "the current model stands on it"),
-        (request.after.split("+")[0], "the model of this request stands on it"),
+        (request.way["base"] or request.path("model"), "the model of this request stands on it"),
         (request.facts["base"], "it is the base model"),
     ]
     for path in sorted(requests.glob("*/request.json")):

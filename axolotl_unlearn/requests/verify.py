@@ -29,6 +29,7 @@ from pydantic import model_validator
 from axolotl_unlearn.data.suppression import LIST, Suppression
 from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import write
+from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.record import signature
 from axolotl_unlearn.requests.request import (
@@ -228,15 +229,15 @@ def erased(ledger: Ledger, folder: Path, name: str) -> bool:
 def _compare_model(
     folder: Path, statement: Mapping[str, Any], ledger: Ledger, model: str | None
 ) -> tuple[str, str]:
-    source = model or Request.load(folder).after
-    if model is None and not Path(source.split("+")[-1]).exists():
+    request = Request.load(folder)
+    if model is None and not request.path("model").exists():
         if (last := [*ledger.accepted()][-1]) != folder.name:
             return NOT_COMPARED, f"gone since request {last!r} came after it"
 
     def gone(file: str) -> bool:
         return model is None and erased(ledger, folder, f"model/{file}")
 
-    return compare_model(source, statement, gone)
+    return compare_model(model or request.after, statement, gone)
 
 
 def compare_model(
@@ -251,7 +252,8 @@ def compare_model(
     Raises:
         UnlearnError: The first that is not as recorded.
     """
-    record.model_files(Path(source.split("+")[-1]))
+    (spec,) = parse_models([source])
+    record.model_files(Path(spec.adapter or spec.model))  # before a pipe is read
     facts, before = model_facts(source), statement["predicate"]["model"]["after"]["base"]
     base, place = facts["base"], Path(facts["path"])
     if (before is None) != (base is None):
@@ -260,8 +262,9 @@ def compare_model(
         raise fault("record.other-kind", says)
     check_base(source, base, before)
     recorded = {one["name"]: one["digest"] for one in statement["subject"]}
-    _same_files(record.model_files(place), recorded, place, gone)
-    return "same", f"all {len(recorded)} files as recorded" + (", base too" if base else "")
+    removed, _ = _same_files(record.model_files(place), recorded, place, gone)
+    left = len(recorded) - removed
+    return "same", f"all {left} files as recorded" + (", base too" if base else "")
 
 
 def _same_files(

@@ -420,17 +420,26 @@ def _deleted(request: Request, facts: Mapping[str, Any]) -> list[int]:
 
 
 def told_of(request: Request) -> Path | None:
-    """The folder of the shards of the model before, if it is a model of shards that are there.
+    """The folder of the shards of the model before, or of the model that earlier requests made it
+    of, if it is a model of shards that are there.
 
     Raises:
-        UnlearnError: What they were made of cannot be read.
+        UnlearnError: What they were made of, or an earlier request, cannot be read.
     """
-    before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
-    folder = _folder(before) if is_routed(before) else None
-    if folder is None or not (folder / FACTS).is_file():
-        return None
-    load(folder)
-    return folder
+    seen: set[Path] = set()
+    while (here := request.folder.resolve()) not in seen:
+        seen.add(here)
+        before = Path(request.facts["before"]["adapter"] or request.facts["before"]["model"])
+        before = before if before.exists() else request.root / before
+        # `erase` of an earlier request leaves no router, and no weights.
+        routed = is_routed(before) or not any(before.glob("*.safetensors"))
+        if routed and ((folder := _folder(before)) / FACTS).is_file():
+            load(folder)
+            return folder
+        if not (before.parent / "request.json").exists():
+            break
+        request = Request.load(before.parent)
+    return None
 
 
 def _folder(model: Path) -> Path:
