@@ -470,8 +470,8 @@ def deleted_rows(
     return {
         row.id for row in rows
         if row.id in known
-        or (forms and row_form(row.row) in forms)
-        or (keyed and not keyed.isdisjoint(map(ledger.keyed, (row.id, row_form(row.row)))))
+        or (forms and row.form in forms)
+        or (keyed and not keyed.isdisjoint(map(ledger.keyed, (row.id, row.form))))
     }  # fmt: skip
 
 
