@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import time
+import unicodedata
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -347,6 +348,18 @@ def test_faults(home, monkeypatch, code, words):
     assert time.monotonic() - began < 5
     named = [word for word in words if word and not (home / word).exists()]
     assert all(word in str(caught.value) for word in named)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "capitals"])
+def test_a_document_in_other_characters_is_no_held_out_text(tmp_path, monkeypatch, form):
+    """A text that the model may have read made `recognised` weaker."""
+    monkeypatch.setattr(known, "check_inputs", lambda *_: None)
+    text = "José Núñez keeps bees at the harbour of Norrby."
+    other = text.upper() if form == "capitals" else unicodedata.normalize(form, text)
+    for name, said in (("documents", text), ("heldout", other)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": said}))
+    with fails("audit.held-out-overlaps"):
+        audit_documents(tmp_path / "documents.jsonl", "model", heldout=tmp_path / "heldout.jsonl")
 
 
 @pytest.mark.parametrize("rest, wrote, recited", [

@@ -31,6 +31,7 @@ from axolotl_unlearn.requests.choose import (
     offer,
     read_subjects,
     share_offered,
+    shares,
     speaking,
     together,
 )
@@ -109,6 +110,21 @@ def test_the_same_name_in_other_characters_is_the_same(tmp_path, form, swapped):
     offered = offer(data[:1], data[1:], Wanted(where=[("person", asked)]))
     assert set(offered.near) == {data[1].id}
     assert {i for ids in offered.mentions.values() for i in ids} == {data[1].id}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_that_is_a_chosen_one_in_other_characters_is_chosen(form):
+    """It was offered, or kept; the next request took it for a row that this one had deleted."""
+    pair = [{"text": f"{name} keeps bees at Norrby."} for name in ("José-María d'Été", form)]
+    apart = [row | {"id": f"own{number}"} for number, row in enumerate(pair)]
+    rows = sources([*pair, *apart, *people(0, 9)])
+    for one in (0, 1):
+        wanted = Wanted(documents=[rows[one].id])
+        assert choose(rows, wanted) == rows[:2]
+        assert shares({"1": wanted}, rows) == {"1": [row.id for row in rows[:2]]}
+    assert choose(rows, Wanted(documents=["own0"])) == [rows[2]], "an id of its own is another row"
+    with fails("choose.every-row"):
+        choose(rows[:2], Wanted(documents=[rows[0].id]))
 
 
 @pytest.mark.parametrize("form", [1777, 1777.0, " 1777", "1777", "1777.00", "1.777e3"])

@@ -456,29 +456,44 @@ def test_what_was_offered_is_taken_if_asked(home, tmp_path):
     assert facts["chosen"]["taken_of_these"] == 2
 
 
-def done(requests: Path, home: Path, row: dict) -> Path:
-    """A request of one row that was carried out."""
-    name, tuned = row_id(row), {"model": str(home / "tuned"), "adapter": None}
-    forget = [{"id": name, "dataset": 0, "row": row}]
-    folder = finished_request(requests, "r1", tuned, forget=forget, documents=(name,))
+def done(requests: Path, home: Path, *rows: dict) -> Path:
+    """A request of these rows that was carried out, with an audit of the first."""
+    tuned = {"model": str(home / "tuned"), "adapter": None}
+    forget = [{"id": row_id(row), "dataset": 0, "row": row} for row in rows]
+    documents = (row_id(rows[0]),)
+    folder = finished_request(requests, "r1", tuned, forget=forget, documents=documents)
     record.write(folder)
     return folder
 
 
-def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path):
-    row = chat("p1", "Who is José Núñez?", "José Núñez keeps bees.")
-    done(tmp_path, home, row)
-    other = json.loads(unicodedata.normalize("NFD", json.dumps(row, ensure_ascii=False)))
-    (source, _) = data = sources([other, TRAIN[0]])
-    assert deleted_rows(tmp_path, data) == {source.id}
+def decomposed(row: dict) -> dict:
+    """The same row with its accents apart."""
+    return json.loads(unicodedata.normalize("NFD", json.dumps(row, ensure_ascii=False)))
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
+def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path, with_rows):
+    """Nor one without an answer, of which no audit has a line; both were lost with the rows."""
+    row = chat("p1", "Who is José Núñez?", "José Núñez keeps bees.")
+    mute = chat("p2", "Who was José Núñez?", "")
+    folder = done(tmp_path, home, row, mute)
+    assert len(record.read(folder)["predicate"]["documents"]) == 1
+    if not with_rows:
+        shutil.rmtree(folder / "data")
+    damaged = {"text": "half of a pair: \ud800"}
+    *gone, _, _ = data = sources([row, decomposed(row), mute, decomposed(mute), TRAIN[0], damaged])
+    assert deleted_rows(tmp_path, data) == {source.id for source in gone}
+
+
+@pytest.mark.parametrize("with_rows", [True, False, "of before"])
 def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_rows):
     """They still stand in the training data; a retain row would teach them again."""
     requests, deleted = tmp_path / "requests", row_id(TRAIN[5])
     earlier = done(requests, home, TRAIN[5])
-    if not with_rows:
+    if with_rows == "of before":  # a record without the forms of its rows
+        old = record.read(earlier)["predicate"]["request"]
+        record.amend(earlier, "told", request={k: v for k, v in old.items() if k != "forms"})
+    if with_rows is not True:
         shutil.rmtree(earlier / "data")
     facts = new_request(home / "finetune.yml", requests / "r2", ADA_ROWS).request.facts
     assert facts["before"]["model"] == str(earlier / "model"), "it starts from the last model"

@@ -17,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ class Source:
     @property
     def content(self) -> Mapping[str, Any]:
         return self.row
+
+    @cached_property
+    def form(self) -> str:
+        """`row_form`, once: each subject of a request looks for copies of its rows."""
+        return row_form(self.row)
 
     @property
     def record(self) -> Record:

@@ -37,6 +37,7 @@ from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.memorisation import longest_run
 from axolotl_unlearn.metrics.words import contains_answer, words
 from axolotl_unlearn.models import SERVERS, ModelSpec, check_tokenizer, parse_models
+from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.report.terminal import grid
 
 #: Worst first.
@@ -221,8 +222,8 @@ def audit_documents(
     found = check_inputs(documents, model, heldout)
     items = read_items(documents)
     held = [] if heldout is None else read_items(heldout)
-    asked_about = {(one.prompt + one.rest).strip() for one in items}
-    if same := sum((one.prompt + one.rest).strip() in asked_about for one in held):
+    asked_about = {normal_form(one.prompt + one.rest).strip() for one in items}
+    if same := sum(normal_form(one.prompt + one.rest).strip() in asked_about for one in held):
         raise UnlearnError(
             f"{same} of {len(held)} texts of --held-out {heldout} stand in {documents} too; remove "
             "them: held-out texts are those that no model saw.",

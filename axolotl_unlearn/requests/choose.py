@@ -98,7 +98,7 @@ def require(wanted: Wanted) -> None:
 
 
 def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None) -> list[Source]:
-    """The rows that are named, in the order of the data.
+    """The rows that are named, and their copies in other characters, in the order of the data.
 
     Args:
         corpus: The rows' texts, where they are read already.
@@ -113,6 +113,8 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
         if not ids:
             raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
+    forms = {row.form for row in rows if row.id in chosen}
+    chosen = {row.id for row in rows if row.form in forms}
     if len(chosen) == len(rows):
         says = f"all {len(rows)} rows of the training data are chosen"
         cure = "nothing would be kept: train again without them, or choose fewer"
@@ -146,13 +148,13 @@ def _named_by(
     for text in map(normal_form, wanted.contains):
         yield saying(text), f"--contains: {none} has this text."
     if wanted.rows:
-        known, asked = {row_form(row.row) for row in rows}, list(read_rows(wanted.rows))
+        known, asked = {row.form for row in rows}, list(read_rows(wanted.rows))
         forms = {row_form(row) for _, row in asked}
         if strange := [place for place, row in asked if row_form(row) not in known]:
             says = f"{len(strange)} of {len(asked)} rows are not in the training data"
             where, cure = f"{wanted.rows}, {strange[0]}", "give them as they stand there"
             raise fault("choose.strange-row", f"{where}: {says}; {cure}.")
-        fits = lambda row: row_form(row.row) in forms  # noqa: E731
+        fits = lambda row: row.form in forms  # noqa: E731
         yield fits, f"--rows {wanted.rows} has no rows; name others."
     for name in wanted.documents:
         fits = equal(name, lambda row: [

@@ -27,6 +27,7 @@ from pydantic import Field, create_model
 
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.data.typed import row_form
 from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import locked, replacing
 from axolotl_unlearn.files import write as replace_bytes
@@ -320,6 +321,7 @@ def _predicate(
 ) -> dict[str, Any]:
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
+    deleted = lines_of(folder, "forget", "tested")
     parts = [p for p in (folder / "data").glob("*.jsonl") if not p.name.startswith("teacher-")]
     rows = [row for path in parts for row in read_json_lines(path)]
     names = {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
@@ -354,6 +356,7 @@ def _predicate(
             "recorded": now(),
             "counts": facts.get("counts", {}),
             "tested": [ledger.keyed(row["id"]) for row in lines_of(folder, "tested")],
+            "forms": sorted({ledger.keyed(row_form(row["row"])) for row in deleted}),
             "chosen": {k: n for k, n in facts.get("chosen", {}).items() if isinstance(n, int)},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},

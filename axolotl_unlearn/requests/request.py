@@ -536,7 +536,8 @@ class Ledger:
 
     def keyed(self, text: str) -> str:
         """The id of a document in everything that leaves the folder: an HMAC, 32 hex digits."""
-        return _mac(self._own_key(), "document", text.encode())[:32]
+        content = text.encode("utf-8", "surrogatepass")  # a row that stays may have half of a pair
+        return _mac(self._own_key(), "document", content)[:32]
 
     def keyed_file(self, path: Path) -> str:
         """HMAC-SHA256 of a file's content, hex."""

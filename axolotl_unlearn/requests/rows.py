@@ -448,7 +448,8 @@ def deleted_rows(
     """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
     the next one must not retain them, though they may still stand in the training data.
 
-    Where the rows of a request are gone, its record tells by its keyed ids.
+    Where the rows of a request are gone, its record tells by their keyed forms; an older record
+    has keyed ids of its documents alone.
 
     Args:
         only: Names of requests; default all that were carried out.
@@ -462,15 +463,16 @@ def deleted_rows(
         if not (folder / "data" / "forget.jsonl").is_file():
             record = read(folder)["predicate"]
             keyed |= {line["document"] for line in record["documents"]}
-            keyed |= {*record["request"].get("tested", ())}
+            for part in ("tested", "forms"):
+                keyed |= {*record["request"].get(part, ())}
         for row in lines_of(folder, *DELETED):
             known.add(row["id"])
             forms.add(row_form(row["row"]))
     return {
         row.id for row in rows
         if row.id in known
-        or (forms and row_form(row.row) in forms)
-        or (keyed and ledger.keyed(row.id) in keyed)
+        or (forms and row.form in forms)
+        or (keyed and not keyed.isdisjoint(map(ledger.keyed, (row.id, row.form))))
     }  # fmt: skip
 
 
