@@ -937,7 +937,8 @@ def test_names_and_numbers_are_found_where_no_text_in_utf_8_is(tmp_path, kind):
 def test_a_column_that_python_cannot_hold_hides_no_other(tmp_path):
     """The whole file counted as unreadable, and nothing of it as left."""
     far = pa.array([10**13], pa.timestamp("s"))
-    pq.write_table(pa.table({"when": far, "v": [[0.5]], "x": ["Zoë Brontë"]}), tmp_path / "place")
+    vectors = pa.array([[0.5]], pa.list_(pa.float32(), 1))
+    pq.write_table(pa.table({"when": far, "v": vectors, "x": ["Zoë Brontë"]}), tmp_path / "place")
     found = search([tmp_path], Texts.of(["Zoë Brontë"]))
     assert found.named and not found.unreadable
     assert [*found.unsearched.values()] == ["lists of floats in tables, times in tables"]

@@ -37,6 +37,7 @@ SHORTEST = 4
 #: Digits of a number that may name somebody.
 LEAST_DIGITS = 5
 _KEYS = 64
+_FLOATS = re.compile("(large_|fixed_size_)?list<.*: (halffloat|float|double)>")
 _BESIDE_IDS = ("labels", "attention_mask", "position_ids", "token_type_ids")
 #: Not looked into, and said: programs of others, and what a link must not lead to.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
@@ -377,7 +378,7 @@ def _tables(file: IO[bytes], decode: Decode | None, unread: set[str]) -> Iterato
                 if decode is None:
                     raise ValueError("token ids and no tokenizer")
                 yield from decode([ids for ids in column.to_pylist() if ids])
-            elif re.match("(large_)?list<.*: (half|float|double)>", str(column.type)):
+            elif _FLOATS.match(str(column.type)):
                 unread.add("lists of floats in tables")
             elif not name.endswith(_BESIDE_IDS):
                 flat = pa.types.is_primitive(column.type)
