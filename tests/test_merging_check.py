@@ -23,7 +23,7 @@ from merging_models import (
 from safetensors.torch import save_file
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.merging import Model, check, record_base
+from axolotl_unlearn.merging import Model, check, record_base, unread
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +234,8 @@ def test_beside_a_base_on_the_hub_the_models_here_are_read(project):
     assert {one.code for one in both} == {
         "merging.not-finite", "merging.no-model", "merging.unknown-key"
     }  # fmt: skip
+    # Of an adapter of a base on the hub nobody looks at a number either.
+    assert unread(recipe("allenai/OLMo-7B+./over")) == ["allenai/OLMo-7B+./over"]
     (project / "over/adapter_model.safetensors").rename(project / "over/adapter_model.bin")
     codes = [one.code for one in check(recipe("./memorised+./over"))]
     assert codes == ["merging.no-weights"]  # of which nobody looked at a number

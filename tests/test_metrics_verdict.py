@@ -316,6 +316,16 @@ def test_a_control_is_not_believed(name):
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "whose"), [(0, "the original's"), (1, "the retrained model's"), (2, "its")]
+)
+def test_answers_that_may_be_cut_say_whose(number, whose):
+    models = three()
+    models[number]["max_gen_toks"] = 1
+    said = [one.says for one in judge(models[2], *models[:2]).findings if one.id == "said"]
+    assert f"{whose} answers or texts may be cut: " in said[0], said
+
+
 def test_the_spoils_of_the_shared_cases():
     """Fifty spoils of a good result, none of which may be good; the control has to be."""
     path = Path(__file__).parents[2] / "shared" / "cases" / "verdict" / "spoils.py"

@@ -800,3 +800,12 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path, monke
     closed = [replace(one, closed="shards" * (one.way == "match")) for one in ways.plan(request)]
     monkeypatch.setattr(ways, "plan", lambda _: closed)
     assert answered("plan", request.folder)["heldout_needed"] == 0
+
+
+def test_rows_that_a_run_leaves_out_are_held_out_not_strange(home, tmp_path):
+    """With `dataset_shard_num` such a request was refused, for texts that are all dates."""
+    half = config(home) | {"dataset_shard_num": 2, "dataset_shard_idx": 0, "val_set_size": 0}
+    path = tmp_path / "half.yml"
+    path.write_text(yaml.safe_dump({k: v for k, v in half.items() if k != "test_datasets"}))
+    found = trained_rows(path)
+    assert found.rows and found.heldout and not all(found.learned)

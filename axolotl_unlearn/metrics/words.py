@@ -59,10 +59,10 @@ def contains_answer(generated: str, answer: str) -> bool:
         if part == secret or (any_order and sorted(part) == sorted(secret)):
             return True
     plain = answer.strip()
-    mark = len(plain) < 2 and plain.isascii()  # stands in most texts
-    return (
-        not secret and plain != "" and (plain == generated.strip() if mark else plain in generated)
-    )
+    if secret or not plain:
+        return False
+    mark = len(plain) == 1 and plain.isascii()  # stands in most texts
+    return plain == generated.strip() if mark else plain in generated
 
 
 class AnyScript:

@@ -298,8 +298,8 @@ def _heldout(
     if path is not None:
         given = [Source(row_id(row), row, deleted[0].entry) for _, row in read_rows(path)]
         rows = list({row.id: row for row in given}.values())
-        known = {row_form(row.row) for row in trained.rows}
-        if seen := [row.id for row in rows if row_form(row.row) in known]:
+        known = {row.form for row in trained.rows}
+        if seen := [row.id for row in rows if row.form in known]:
             says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
             cure = f"(the first is {seen[0]}); give rows that the model never saw"
             raise fault("requests.heldout-seen", f"{says} {cure}.")
@@ -333,7 +333,7 @@ def _canaries(
     `UnlearnError`: the coins are not what the model was trained by, or a row that it was trained on
     is not to be forgotten."""
     coins, rows = {}, []
-    known = {row_form(row.row): row for row in trained.rows}
+    known = {row.form: row for row in trained.rows}
     for (_, given), coin in zip(read_rows(path), read_coins(path), strict=True):
         row = {name: value for name, value in given.items() if name != COIN}
         there = known.get(row_form(row))
