@@ -32,13 +32,14 @@ def main() -> None:
     os.chdir(Path(__file__).parent.parent)
     sys.path[0] = os.getcwd()  # as `python -m pytest` has it
     gc.freeze()  # the forks share these objects instead of walking through them
+    most = max(3, os.cpu_count() or 1)
     options = [word for word in sys.argv[1:] if not word.endswith(".py")]
     files = [Path(word) for word in sys.argv[1:] if word.endswith(".py")]
     files = files or [*Path().glob("tests/test_*.py"), *Path().glob("research/tests/test_*.py")]
     texts = {path: path.read_text("utf-8") for path in files}  # the short ones last
     files.sort(key=lambda path: (texts[path].count("mark.slow"), len(texts[path])))
     while running or files:
-        while files and len(running) < 3:  # some wait for their processes
+        while files and len(running) < most:  # some wait for their processes
             path, output = files.pop(), tempfile.TemporaryFile()
             running[start([str(path), *options], output.fileno())] = (path, output)
         child, status, used = os.wait4(-1, 0)
