@@ -62,8 +62,11 @@ def become(words: Sequence[str]) -> NoReturn:
         for name, target in (("stdout", 1), ("stderr", 2)):
             stream = open(target, "w", buffering=1, errors="backslashreplace", closefd=False)
             setattr(sys, name, stream)
-        if (threads := os.environ.get("OMP_NUM_THREADS")) and (torch := sys.modules.get("torch")):
+        torch = sys.modules.get("torch")
+        if torch and (threads := os.environ.get("OMP_NUM_THREADS")):
             torch.set_num_threads(int(threads))  # it has read the variable when it was imported
+        if torch and torch.cuda._is_in_bad_fork():  # the process before has looked at the GPU
+            os.execv(sys.executable, [sys.executable, *map(str, words)])
         sys.path[:0] = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         if words[0] == "-m":
             sys.argv = list(words[1:])

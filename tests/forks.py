@@ -21,8 +21,6 @@ import traceback
 from collections.abc import Mapping
 from typing import NoReturn
 
-import torch
-
 from research.harness import IMPORTED, become, python_words
 
 
@@ -35,7 +33,7 @@ class Fork(subprocess.Popen):
         words = None
         if not given["shell"] and not isinstance(args, (str, bytes)):
             words = python_words(args, (os.environ if env is None else env).get("PATH"))
-        if words is None or torch.cuda.is_initialized():  # no fork could use the GPU
+        if words is None:
             return super()._execute_child(*values)
         for name in IMPORTED:
             importlib.import_module(name)

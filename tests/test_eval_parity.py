@@ -100,7 +100,7 @@ def test_two_processes(case, tmp_path):
         ],
         check=True,
         capture_output=True,
-        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
         timeout=600,
     )
     assert_same_scores(json.loads(out.read_text()), oracle)

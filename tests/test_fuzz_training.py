@@ -117,7 +117,7 @@ def trained(world, drawn) -> dict[str, torch.Tensor]:
         ],
         "output_dir": str(world / "out"), "dataset_prepared_path": str(world / "prepared"),
         "sequence_len": 128, "learning_rate": 1e-2, "save_strategy": "no", "bf16": False,
-        "fp16": False, "adam_epsilon": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.9,
+        "fp16": False, "tf32": False, "adam_epsilon": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.9,
         "attn_implementation": "sdpa", **drawn["settings"],
     }  # fmt: skip
     return load_file(run(world / "my.yml", cfg) / "model.safetensors")

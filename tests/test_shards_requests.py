@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from multiprocessing import popen_fork
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from requests_folder import finished_request, model_folder
 from test_requests_new import chat, config, write
 from test_requests_run import kill_when, start
 
+from axolotl_unlearn import device
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
@@ -256,6 +258,11 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
     assert weights(out / "model") == weights(made / "model")
 
 
+def no_fork(self, process):
+    """A fork may use no CUDA that was looked at before it, as imports do."""
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
+
+
 @pytest.mark.slow
 def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch):
     """Each training reads what it must; the rest is copied to the bit. Killed while the shards get
@@ -280,6 +287,14 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
         train_shards(settings(home, **short), out, "id", COUNT)
     shutil.rmtree(out)
     first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
+    with monkeypatch.context() as patched:  # its commands believe in a GPU, its trainings do not
+        patched.setattr(shards, "hardware", lambda: "cpu")
+        patched.setattr(device, "accelerator", lambda: torch.device("cuda"))
+        patched.setattr(popen_fork.Popen, "_launch", no_fork)
+        spawned = train_shards(
+            settings(home, **short), home / "spawned", "id", COUNT, threads=1, key=KEY
+        )
+    assert spawned["model"] == first["model"]
     lonely = HOME["ada-quill"]
     own = [name for name, shard in HOME.items() if shard == lonely]
     wanted = Wanted(where=[("id", name) for name in own])

@@ -286,7 +286,7 @@ def test_a_schedule_free_optimizer_saves_the_weights_that_it_means(stage, monkey
         for what, switch in (("trained", optimizer.train), ("meant", optimizer.eval)):
             switch()
             named = ((n.replace(".default", ""), p) for n, p in model.named_parameters())
-            seen[what] = {name: p.detach().clone() for name, p in named}
+            seen[what] = {name: p.detach().cpu().clone() for name, p in named}
         (optimizer.train if trains else optimizer.eval)()
         return output
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.device import hardware
+from axolotl_unlearn.device import accelerator, hardware
 from axolotl_unlearn.errors import UnlearnError, counted
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.models import ADAPTER_CONFIG
@@ -241,19 +241,21 @@ def make_routed(
 
 
 def main(work: Path) -> None:
-    """Train the shards that are due, and make the router. The imports of a training take longer
-    than a small training: they are made once, and each training is a fork. Nothing that one leaves
-    in memory reaches the next, so that it ends with the bits of a training alone.
+    """Train the shards that are due, and make the router. Each training is a process: nothing that
+    one leaves in memory reaches the next, so that it ends with the bits of a training alone. The
+    imports take longer than a small training. Without a GPU they are made once and each process is
+    a fork; a fork may use no GPU that was looked at before it, as imports do.
 
     Args:
         work: Of `make_routed`, with `JOB`. What an earlier start has done is not done again.
     """
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork may use no device that is open
-    gc.disable()  # collections of what all stays are a quarter of the start
-    for name in ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer"):
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    context = multiprocessing.get_context("spawn" if accelerator() else "fork")
+    if context.get_start_method() == "fork":
+        gc.disable()  # collections of what all stays are a quarter of the start
+        for name in ("axolotl.cli.train", "axolotl.core.builders", "transformers.trainer"):
+            importlib.import_module(name)
+        gc.freeze()
+        gc.enable()
     job = read_json(work / JOB)
     for number, shard in enumerate(job["due"], 1):
         folder, where = work / job["keys"][shard], f"shard {shard} ({number} of {len(job['due'])})"
@@ -262,8 +264,8 @@ def main(work: Path) -> None:
             continue
         shutil.rmtree(folder / "model", ignore_errors=True)
         print(f"{where}: started", flush=True)
-        before, fork = sum(os.times()[2:4]), multiprocessing.get_context("fork")
-        child = fork.Process(target=_train, args=(str(folder / "train.yml"),))
+        before = sum(os.times()[2:4])
+        child = context.Process(target=_train, args=(str(folder / "train.yml"),))
         child.start()
         child.join()
         if child.exitcode or not (folder / "model" / WEIGHTS).is_file():
