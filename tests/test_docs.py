@@ -182,6 +182,7 @@ def test_what_is_said_of_speed_is_in_its_files():
         f"takes {seconds['loss_seconds']:.1f} s for the facts of every token and "
         f"{seconds['generation_seconds']:.1f} s",
         f"takes {recipe['seconds_of_training'] / 60:.1f} minutes with {recipe['peak_gib']:.0f} GiB",
+        f"takes {recipe['commands']['merge_lora_seconds'] / 60:.1f} minutes on an H200",
     )
     assert recipe["tests"]["passed"] and recipe["tests"]["failed"]
     many = [json.loads(line) for line in text(ROOT / "research/benchmarks/load.jsonl").splitlines()]
