@@ -33,6 +33,7 @@ from axolotl_unlearn.requests.erase import plan as plan_erase
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.run import hand_over, run_request, running, take
+from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.shards import train_shards
 from axolotl_unlearn.shards import NAME as ROUTER
@@ -80,7 +81,8 @@ def settings(home: Path, name: str = "train", **more) -> Path:
         "seed": 7,
         **more,
     }
-    made["datasets"][0]["path"] = str(home / f"{name}.jsonl")
+    if "datasets" not in more:
+        made["datasets"][0]["path"] = str(home / f"{name}.jsonl")
     path = home / f"{name}.yml"
     path.write_text(yaml.safe_dump(made))
     return path
@@ -256,6 +258,22 @@ def test_one_person_from_the_training_to_the_answer_after(home, forks, monkeypat
     result = CliRunner().invoke(unlearn, words.split())
     assert result.exit_code == 0 and json.loads(result.stdout)["trained"] == []
     assert weights(out / "model") == weights(made / "model")
+
+
+@pytest.mark.parametrize("dates", ["input", "output"])
+def test_rows_that_a_training_would_read_otherwise_train_no_shard(
+    home, tmp_path, monkeypatch, dates
+):
+    """A shard with dates for texts: its JSON lines are times to Axolotl, which the user's are not.
+    It writes them otherwise into a prompt, and has no tokens of them as an answer."""
+    texts = {"instruction": "Who was born then?", "input": "", "output": "One."}
+    rows = [texts | {"id": name, dates: f"19{n}-05-01"} for n, name in enumerate(FACTS, 50)]
+    write(tmp_path / "dates.jsonl", [*rows, texts | {"input": "Never."}])
+    entry = {"path": str(tmp_path / "dates.jsonl"), "ds_type": "json", "type": "alpaca"}
+    path = settings(home, "dates", datasets=[entry])
+    monkeypatch.setattr(Steps, "command", lambda *_, **__: pytest.fail("they were trained"))
+    with fails("requests.other-data"):
+        train_shards(path, tmp_path / "shards", "id", COUNT)
 
 
 def no_fork(self, process):

@@ -302,7 +302,14 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
                 raise fault("requests.no-seed", f"{says} {cure}.")
             cfg.dataset_prepared_path = folder
             cfg.val_set_size = 0 if drawn else cfg.val_set_size
-        train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
+        try:
+            train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
+        except (AttributeError, TypeError, ValueError) as error:  # it may quote a row
+            if isinstance(error, UnlearnError):
+                raise
+            says = f"Axolotl cannot read rows of `datasets` ({type(error).__name__})"
+            cure = "such as texts that are all dates, which it reads as times; mend them"
+            raise fault("requests.other-data", f"{says}, {cure}.") from None
         sides = [Counter(_token_key(r["input_ids"], r["labels"]) for r in side or ())
                  for side in (train, test)]  # fmt: skip
     if drawn and not there:

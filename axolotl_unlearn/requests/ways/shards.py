@@ -225,7 +225,9 @@ def make_routed(
             made["micro_batch_size"] = min(micro, batch)
             made["gradient_accumulation_steps"] = max(1, batch // micro)
             made |= {"lora_model_dir": str(adapters["0"])} if "0" in keys else {}
-        of_request.write_yaml(work / keys[shard] / "train.yml", "Written by axolotl-unlearn.", made)
+        path = work / keys[shard] / "train.yml"
+        of_request.write_yaml(path, "Written by axolotl-unlearn.", made)
+        rows_of.trained_rows(path)  # Axolotl reads them as it read those of the user's files
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
     words = [sys.executable, "-m", __spec__.name, str(work)]
