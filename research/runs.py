@@ -31,6 +31,7 @@ import yaml
 
 from axolotl_unlearn.device import emulates_bfloat16
 from axolotl_unlearn.files import write, write_json
+from axolotl_unlearn.requests.steps import end_with_parent
 from axolotl_unlearn.store import content_key, file_digest, versions
 from research.harness import become, python_words
 
@@ -216,9 +217,11 @@ def _run(
     script = python_words(words) if fork else None
     with log.open("ab") as file:
         if script is None:
-            started = subprocess.Popen(words, stdout=file, stderr=file, env=environment)
+            more = {"env": environment, "preexec_fn": end_with_parent}
+            started = subprocess.Popen(words, stdout=file, stderr=file, **more)
             pid = started.pid
         elif not (pid := os.fork()):
+            end_with_parent()
             for target, end in enumerate((os.open(os.devnull, os.O_RDONLY), *[file.fileno()] * 2)):
                 os.dup2(end, target)
             os.environ.clear()
@@ -247,6 +250,7 @@ def in_parallel(
             for name in ready[: max(0, most - len(running))]:
                 _, work = waiting.pop(name)
                 if not (pid := os.fork()):
+                    end_with_parent()
                     os.setpgid(0, 0)
                     try:
                         work()
