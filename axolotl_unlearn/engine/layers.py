@@ -117,14 +117,21 @@ def row_profiles(layers: Sequence[Tensor], where: NDArray, pick: Pick) -> Tensor
     """Mean, then standard deviation of each row's states over its positions ``where`` ``[R, T]``,
     layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
     row, time = indices(where, layers[0].device)
-    count = to_device(where.sum(-1, keepdims=True).clip(min=1), layers[0].device)
+    place = to_device((where.cumsum(-1) - 1)[where], layers[0].device)
+    counts = where.sum(-1)
+    shape = len(where), int(counts.max(initial=0))
+    count = to_device(counts.clip(min=1)[:, None], layers[0].device)
     profile = []
     for layer in layers:
         states = pick(layer, row, time).to(row.device)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        nothing = states.new_zeros(len(where), states.shape[-1])
-        mean = nothing.index_add(0, row, states) / count
-        variance = nothing.index_add(0, row, (states - mean[row]) ** 2) / count
+        # In rows, and not by `index_add`: a GPU adds to one place in an order of its own, and no
+        # run would give the bits of another.
+        nothing = states.new_zeros(*shape, states.shape[-1])
+        rows = nothing.index_put((row, place), states)
+        mean = rows.sum(1) / count
+        squares = (rows - mean[:, None])[row, place] ** 2
+        variance = nothing.index_put((row, place), squares).sum(1) / count
         # Where all states are the same the root has no derivative.
         profile += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
     return torch.cat(profile, -1)
