@@ -216,6 +216,10 @@ def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("code, cure, words", [
     ("attack.no-model", "", ["membership"]),
     ("attack.unknown", "", ["membership", "retrained", "--attacks", "loss,los"]),
+    # The verdict asks more of a look inside, which it knows by the command.
+    ("attack.other-command", "attack inside",
+     ["membership", "retrained", "--attacks", "loss,g_drift"]),
+    ("attack.other-command", "attack membership", ["inside", "retrained", "--attacks", "loss"]),
     ("attack.none", "", ["membership", "retrained", "--attacks", ","]),
     # A console script does not look into the working folder.
     ("attack.no-extension", "PYTHONPATH", ["membership", "retrained", "--extension", "no.such"]),

@@ -49,6 +49,10 @@ def chosen(known: Mapping[str, Attack], text: str | None, inside: bool = False) 
         raise UnlearnError(
             "--attacks names no attack; leave it out for the default ones.", code="attack.none"
         )
+    if other := [name for name in names if known[name].inside != inside]:
+        command = "membership" if inside else "inside"
+        says = f"--attacks: {other[0]!r} is made by `axolotl-unlearn attack {command}`."
+        raise UnlearnError(says, code="attack.other-command")
     return [known[name] for name in names]
 
 
