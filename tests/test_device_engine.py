@@ -14,7 +14,7 @@ from accelerate import dispatch_model
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from test_eval_generate import PROMPTS, Words
 
-from axolotl_unlearn.engine.batch import Batch
+from axolotl_unlearn.engine.batch import Batch, to_host
 from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
@@ -23,7 +23,7 @@ from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.start import make_reference
-from axolotl_unlearn.training.level import LevelledReference
+from axolotl_unlearn.training.level import LevelledReference, profiles
 
 pytestmark = pytest.mark.usefixtures("pretended")
 PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
@@ -153,6 +153,32 @@ def test_a_model_over_two_devices_is_scored_as_on_one():
             torch.testing.assert_close(
                 torch.tensor(found), torch.tensor(expected), rtol=1e-6, atol=1e-6
             )
+
+
+def test_copies_from_several_devices_are_all_waited_for(monkeypatch):
+    """One from the second was read while it was under way: only the first was waited for."""
+    waited, real = [], torch.accelerator.current_stream
+    said = lambda device: waited.append(str(device)) or real(device)  # noqa: E731
+    monkeypatch.setattr(torch.accelerator, "current_stream", said)
+    places = ("cpu", "pretend:0", "pretend:1", "pretend:1")
+    copied = to_host([torch.full((2,), n, device=place) for n, place in enumerate(places)])
+    assert sorted(waited) == ["pretend:0", "pretend:1"]
+    assert [one.tolist() for one in copied] == [[n, n] for n in range(4)]
+
+
+def test_no_double_is_made_on_a_device_that_may_have_none(monkeypatch):
+    """Apple's has none: a look ended at the first row."""
+    real = torch.Tensor.double
+
+    def double(self):
+        assert self.device.type == "cpu", "no float64"
+        return real(self)
+
+    monkeypatch.setattr(torch.Tensor, "double", double)
+    rows = [{"input_ids": [*range(3, 9)], "labels": [-100, *range(4, 9)]}]
+    here, there = (profiles(tiny_llama().to(place), rows)[0] for place in ("cpu", "pretend"))
+    assert there.dtype == torch.float64
+    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
 
 
 def test_the_level_is_aimed_at_without_a_wait_for_any_row():

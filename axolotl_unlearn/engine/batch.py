@@ -67,11 +67,11 @@ class Batch(dict[str, Tensor]):
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies, for all of which the host waits once."""
-    if not any(may_be_pinned(tensor.device) for tensor in tensors):
-        return [tensor.cpu() for tensor in tensors]
-    copied = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-    torch.accelerator.current_stream(tensors[0].device).synchronize()
+    """Copies, for all of which the host waits once a device: each has a stream of its own."""
+    devices = dict.fromkeys(one.device for one in tensors if may_be_pinned(one.device))
+    copied = [one.to("cpu", non_blocking=one.device in devices) for one in tensors]
+    for device in devices:
+        torch.accelerator.current_stream(device).synchronize()
     return copied
 
 

@@ -245,7 +245,7 @@ def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
     for chosen in (order[i : i + STATE_ROWS] for i in range(0, len(order), STATE_ROWS)):
         batch = collate([(rows[i]["input_ids"], rows[i]["labels"]) for i in chosen], device)
         seen = observe(model, batch, ForwardSpec(profiles=label_positions(batch))).profiles
-        values |= zip(chosen, seen.double().cpu(), strict=True)
+        values |= zip(chosen, seen.cpu().double(), strict=True)
     return [values[i] for i in range(len(rows))]
 
 
