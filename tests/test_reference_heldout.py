@@ -21,6 +21,7 @@ from axolotl_unlearn.engine.views import make_entries
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
+from axolotl_unlearn.reference import heldout
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.heldout import RIDGE, HeldoutDistribution
 from axolotl_unlearn.reference.level import Level
@@ -300,3 +301,17 @@ def test_a_step_draws_forget_rows_to_heldout_rows(objective):
 
 def parse(block: dict):
     return parse_unlearn(block).entries()
+
+
+def test_what_goes_to_a_device_has_a_dtype_of_its_own_before(monkeypatch):
+    """Apple's takes no float64: the first step after a look ended there."""
+    sent: list[np.dtype] = []
+    monkeypatch.setattr(heldout, "exact_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(
+        heldout, "to_device", lambda x, device: sent.append(x.dtype) or torch.from_numpy(x)
+    )
+    distribution, group = HeldoutDistribution(), (0, 1)
+    rows = torch.rand(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    distribution.look({group: {b"a": rows[0], b"b": rows[1]}}, {group: rows[2:]})
+    distribution._be_on(torch.device("meta"))
+    assert sent == [np.float32] * 4

@@ -122,7 +122,7 @@ class HeldoutDistribution:
             return
 
         def there(values: Tensor) -> Tensor:
-            return to_device(values.cpu().numpy(), device).to(exact_dtype(device))
+            return to_device(values.cpu().to(exact_dtype(device)).numpy(), device)
 
         for group, known in self.seen.items():
             rows = there(torch.stack([*known.values()])).unbind()
