@@ -101,6 +101,21 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
         repeated(made, home, tmp_path)
 
 
+def other_weights(made: Request) -> None:
+    """A repetition that ends in them is a fault; on a GPU it may be one of the bits alone."""
+    record = read(made.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Steps, "train", lambda *_: None)
+        patch.setattr(retrain, "weights", lambda _: {})
+        patch.setattr(retrain, "read", lambda _: record)
+        for device in ("cpu", "H200"):
+            record["predicate"]["way"]["device"] = device
+            patch.setattr(retrain, "hardware", lambda device=device: device)
+            with fails("requests.repeat-differs") as said:
+                repeat(made.folder)
+            assert ("on H200 it may" in str(said.value)) == (device == "H200")
+
+
 def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
     """From the record, base and rows elsewhere; of other rows or another base it is refused."""
     rows, base = folder / "rows-read", folder / "base-elsewhere"
@@ -109,6 +124,7 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
     for more in (("--rows", rows, "--base", base), ()):
         again = said("verify", made.folder, "--repeat", *more, code=3)
         assert "ends with the weights of the record, by SHA-256" in again.output
+    other_weights(made)
     (rows / "train-0.jsonl").write_text("".join(
         reversed((rows / "train-0.jsonl").read_text().splitlines(keepends=True))
     ))  # fmt: skip

@@ -267,5 +267,7 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
             run.train("again", place / CONFIG, place / "model")
         if weights(place / "model") != way["weights"]:
             says = "the repeated training ended with other weights than those of the record"
+            if way["device"] != "cpu" and not config.get("full_determinism"):
+                says += f", as on {way['device']} it may without `full_determinism: true`"
             raise fault("requests.repeat-differs", f"{folder}: {says}.")
     return "repeated: the training ends with the weights of the record, by SHA-256"
