@@ -65,7 +65,7 @@ def become(words: Sequence[str]) -> NoReturn:
         torch = sys.modules.get("torch")
         if torch and (threads := os.environ.get("OMP_NUM_THREADS")):
             torch.set_num_threads(int(threads))  # it has read the variable when it was imported
-        # The process before has looked at the GPU, or for one, which a build for CUDA counts the same.
+        # The process before has looked at the GPU; or for one, which counts the same
         if torch and torch.cuda._is_in_bad_fork() and torch.cuda.device_count():
             os.execv(sys.executable, [sys.executable, *map(str, words)])
         sys.path[:0] = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
