@@ -3,8 +3,8 @@
 #   tests   TESTS or every file, each in a process of its own, as many as there are cores
 #   steps   steps and memory (gpu.py), FIGURES of it; started again it goes on
 #   recipe  the paper's recipe through `axolotl train`, `merge-lora`, mergekit and `eval` (recipe_gpu.py)
-# PARTS chooses among them. A machine without registries: .whl/site.tar.xz holds a folder `site-packages` of the
-# packages that it lacks, and commands are written beside its Python; COMMIT names the commit where there is no git. Results go to OUT.
+# PARTS chooses among them. A machine without registries: .whl/site.tar.xz (gpu_site.sh) holds the packages that it
+# lacks, and commands are written beside its Python; COMMIT names the commit where there is no git. Results go to OUT.
 set -u
 TESTS=${TESTS:-}
 cd "$(dirname "$0")/../.."
