@@ -305,14 +305,17 @@ def test_a_shard_may_become_empty_and_rows_may_be_added(home, forks, monkeypatch
         train_shards(settings(home, **short), out, "id", COUNT)
     shutil.rmtree(out)
     first = train_shards(settings(home, **short), out, "id", COUNT, threads=1, key=KEY)
+    shutil.copytree(out, home / "spawned")
+    known = json.loads((out / "shards.json").read_text())
+    known["keys"][HOME["ada-quill"]] = ""  # which is due then
+    (home / "spawned/shards.json").write_text(json.dumps(known))
     with monkeypatch.context() as patched:  # its commands believe in a GPU, its trainings do not
         patched.setattr(shards, "hardware", lambda: "cpu")
         patched.setattr(device, "accelerator", lambda: torch.device("cuda"))
         patched.setattr(popen_fork.Popen, "_launch", no_fork)
-        spawned = train_shards(
-            settings(home, **short), home / "spawned", "id", COUNT, threads=1, key=KEY
-        )
-    assert spawned["model"] == first["model"]
+        told = settings(home, **short), home / "spawned", "id", COUNT
+        spawned = train_shards(*told, threads=1, key=KEY)
+    assert spawned["trained"] == [HOME["ada-quill"]] and spawned["model"] == first["model"]
     lonely = HOME["ada-quill"]
     own = [name for name, shard in HOME.items() if shard == lonely]
     wanted = Wanted(where=[("id", name) for name in own])
