@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,13 +22,13 @@ IMPORTED = (
 )
 
 
-def import_libraries(*more: str) -> None:
+def import_libraries(*more: str, always: Iterable[str] = IMPORTED) -> None:
     """What commands import, without a look at the GPU: no fork could use it afterwards."""
     import torch
 
     seen = torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml
     torch._C._cuda_getDeviceCount = torch.cuda._device_count_nvml = lambda: 0
-    for name in (*IMPORTED, *more):
+    for name in (*always, *more):
         importlib.import_module(name)
     torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml = seen
     for one in gc.get_objects():

@@ -15,7 +15,7 @@ transformers.models.llama.modeling_llama transformers.trainer mergekit.merge lm_
 lm_eval.models.huggingface trl axolotl.core.builders axolotl.cli.train hypothesis
 axolotl_unlearn.cli axolotl_unlearn.plugin axolotl_unlearn.training.trainer
 axolotl_unlearn.requests.run axolotl_unlearn.evaluation.run""".split()
-import_libraries(*OTHERS)
+import_libraries(always=OTHERS)
 
 
 def _remember_configs() -> None:
