@@ -31,8 +31,8 @@ def import_libraries(*more: str, always: Iterable[str] = IMPORTED) -> None:
     for name in (*always, *more):
         importlib.import_module(name)
     torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml = seen
-    for one in gc.get_objects():
-        if isinstance(one, functools._lru_cache_wrapper):  # "is there a GPU?" among them
+    for one in gc.get_objects():  # "is there a GPU?"; dynamo holds what it has registered
+        if isinstance(one, functools._lru_cache_wrapper) and "_dynamo" not in str(one.__module__):
             one.cache_clear()
     gc.freeze()  # Axolotl collects five times a run
 
