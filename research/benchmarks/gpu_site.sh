@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # .whl/site.tar.xz of `gpu.sh`, for a lent GPU machine without registries: Python 3.12 with the packages of
-# LEAVE. 38 MB, 3 minutes. PYTHON is one of 3.12 with pip; .whl must be ignored by git, and carried.
+# LEAVE. 44 MB, 3 minutes. PYTHON is one of 3.12 with pip; .whl must be ignored by git, and carried.
 # `.whl/lume` and `.whl/tofu` are copies of LUME_DIR and TOFU_DIR.
 set -eu
 cd "$(dirname "$0")/../.."
