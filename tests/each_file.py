@@ -32,7 +32,8 @@ def main() -> None:
     os.chdir(Path(__file__).parent.parent)
     sys.path[0] = os.getcwd()  # as `python -m pytest` has it
     gc.freeze()  # the forks share these objects instead of walking through them
-    most = max(3, os.cpu_count() or 1)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(3, min(os.cpu_count() or 1, memory >> 32))  # up to 4 GiB each
     options = [word for word in sys.argv[1:] if not word.endswith(".py")]
     files = [Path(word) for word in sys.argv[1:] if word.endswith(".py")]
     files = files or [*Path().glob("tests/test_*.py"), *Path().glob("research/tests/test_*.py")]

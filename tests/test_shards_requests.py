@@ -272,8 +272,13 @@ def test_rows_that_a_training_would_read_otherwise_train_no_shard(
     entry = {"path": str(tmp_path / "dates.jsonl"), "ds_type": "json", "type": "alpaca"}
     path = settings(home, "dates", datasets=[entry])
     monkeypatch.setattr(Steps, "command", lambda *_, **__: pytest.fail("they were trained"))
-    with fails("requests.other-data"):
-        train_shards(path, tmp_path / "shards", "id", COUNT)
+    for _ in range(2):
+        with fails("requests.other-data"):
+            train_shards(path, tmp_path / "shards", "id", COUNT, key=KEY)
+        made = [path.parent for path in (tmp_path / "shards/work").glob("*/train.yml")]
+        assert len(made) == 2 and not any((one / "prepared").exists() for one in made)
+        for one in made:
+            (one / "prepared/half").mkdir(parents=True)  # of a start that was killed
 
 
 def no_fork(self, process):

@@ -308,8 +308,9 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
             if isinstance(error, UnlearnError):
                 raise
             says = f"Axolotl cannot read rows of `datasets` ({type(error).__name__})"
-            cure = "such as texts that are all dates, which it reads as times; mend them"
-            raise fault("requests.other-data", f"{says}, {cure}.") from None
+            cure = "such as texts that are all dates, which it reads as times"
+            says = f"{says}, {cure}; mend them (`--debug` shows what it says)."
+            raise fault("requests.other-data", says) from error
         sides = [Counter(_token_key(r["input_ids"], r["labels"]) for r in side or ())
                  for side in (train, test)]  # fmt: skip
     if drawn and not there:

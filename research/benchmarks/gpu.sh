@@ -28,7 +28,7 @@ for part in ${PARTS:-tests steps recipe}; do
   [ "$(left 1)" -gt 0 ] || exit 1
   case $part in
     tests)
-      files=$(for name in $TESTS; do echo "tests/test_$name.py"; done)
+      files=$(for name in $TESTS; do find tests research/tests -name "test_$name.py"; done)
       # shellcheck disable=SC2086
       OMP_NUM_THREADS=1 timeout -k 5 "$(left "${TEST_SECONDS:-200}")" \
         "$python" tests/each_file.py $files -rf --tb=short -p no:cacheprovider > "$out/tests.log" 2>&1 || status=1

@@ -159,6 +159,19 @@ def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_fork_that_could_use_no_gpu_becomes_a_process(tmp_path, monkeypatch, gpus):
+    """A build for CUDA counts a look for a GPU that is not there the same: forks took 10 s each."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    script = tmp_path / "looks.py"
+    script.write_text("import sys; print('torch' in sys.modules)")
+    Runs(tmp_path, forks=True).command("looks", [sys.executable, script], makes=tmp_path / "x")
+    assert (tmp_path / "logs/looks.log").read_text().strip() == str(not gpus)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's prctl")
 @pytest.mark.parametrize("forks", [False, True])
 def test_what_a_killed_study_has_started_ends_with_it(tmp_path, forks):

@@ -227,7 +227,9 @@ def make_routed(
             made |= {"lora_model_dir": str(adapters["0"])} if "0" in keys else {}
         path = work / keys[shard] / "train.yml"
         of_request.write_yaml(path, "Written by axolotl-unlearn.", made)
-        rows_of.trained_rows(path)  # Axolotl reads them as it read those of the user's files
+        if not (path.parent / "made").is_dir():
+            shutil.rmtree(path.parent / "prepared", ignore_errors=True)  # half, of a killed start
+            rows_of.trained_rows(path)  # Axolotl reads them as it read those of the user's files
     job = {"config": str(config_path), "by": facts["by"], "keys": keys, "due": due}
     write_json(work / JOB, job)
     words = [sys.executable, "-m", __spec__.name, str(work)]
