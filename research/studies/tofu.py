@@ -2,6 +2,7 @@
 
     python -m research.studies.tofu OUT [--only NAME ...]      TOFU_DIR: TOFU's files
     python -m research.studies.tofu OUT --to tofu-forget05     of what is done: research/results
+    python -m research.studies.tofu OUT --seed 542             a second seed, named before it ran
 
 200 rows (ten authors) are forgotten, 300 of retain90 (15 authors) retained; the task `tofu` scores `ROWS` of each
 set, evenly over authors. Nothing is chosen: every strength is in the table. Presets have their published settings
@@ -109,12 +110,12 @@ class Tofu(Real):
             for n, one in enumerate(read_json_lines(self.data / f"{side}.jsonl"))])  # fmt: skip
         config = yaml.safe_load((ROOT / "examples/tofu/memorise.yml").read_text("utf-8"))
         rows = {"path": str(data), "ds_type": "json", "type": "input_output"}
-        config |= {"base_model": str(self.base), "seed": SEED, "datasets": [rows], "bf16": False}
+        config |= {"base_model": str(self.base), "seed": self.seed, "datasets": [rows], "bf16": False}
         if self.runs.dtype == "bfloat16":  # Axolotl refuses `bf16` on a processor
             os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
         write_yaml(path, "", {k: v for k, v in config.items() if k not in ("plugins", "unlearn")})
         if name == "shards":
-            made = train_shards(path, self.out / name, "author", 8, threads=1, key=b"541".ljust(32))
+            made = train_shards(path, self.out / name, "author", 8, threads=1, key=(b"%d" % self.seed).ljust(32))
             found = {"rows": made["rows"]}
         else:
             wanted = Wanted(where=[("author", f"forget {n}") for n in range(FORGET // AUTHOR)])
@@ -201,6 +202,7 @@ def graph(world: Tofu) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=6000)
     parser.add_argument("--only", nargs="+", help="jobs by name; what they stand on is there")
@@ -208,7 +210,7 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.absolute()
     fetch_smollm2(out / "smollm2")
-    world = Tofu(out, SEED, threads=1, forks=True)
+    world = Tofu(out, given.seed, threads=1, forks=True)
     jobs = graph(world)
     if given.to:
         scores = {name: one for name in jobs if (one := world.scores(name))}
@@ -225,7 +227,7 @@ def main() -> None:
               for n in given.only or jobs}  # fmt: skip
     ended = in_parallel(chosen, given.jobs, given.minutes)
     if failed := [name for name in chosen if not ended.get(name)]:
-        raise SystemExit(f"not done: {', '.join(failed)}; logs lie in {out}/{SEED}/logs")
+        raise SystemExit(f"not done: {', '.join(failed)}; logs lie in {world.out}/logs")
 
 
 def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
     cost = [[name, f"{costs[name]:.0f}"] for name in ("teacher", *scores) if name in costs]
     rows = [[name, *(shown(*figure) for figure in one.values())] for name, one in scores.items()]
     return facts("python -m research.studies.tofu OUT") | {
-        "seed": SEED, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
+        "seed": world.seed, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
         "processor_hours": round(spent / 3600, 2), "scores": scores,
         "tables": {"ours": {"columns": ["model", *COLUMNS], "rows": rows},
                    "cost": {"columns": ["training", "processor seconds"], "rows": cost}},
