@@ -83,14 +83,18 @@ def start(folder: Path, *options: str) -> subprocess.Popen:
     )
 
 
-def kill_when(process: subprocess.Popen, line: str, number: int = signal.SIGKILL) -> list[str]:
-    """A signal to all of it as soon as it prints the line; what it printed."""
+def kill_when(
+    process: subprocess.Popen, line: str, number: int = signal.SIGKILL, log: Path | None = None
+) -> list[str]:
+    """A signal to all of it as soon as it prints the line, and more than its command stands in the
+    log; what it printed."""
     seen = []
     for text in process.stdout:
         seen.append(text)
         if line in text:
-            if number == signal.SIGINT:
-                time.sleep(0.5)  # in the fork that the line announces Python would drop it
+            while log and not (log.is_file() and log.read_text().count("\n") > 1):
+                time.sleep(0.01)  # Python drops SIGINT in the fork that the line announces
+                assert process.poll() is None, log
             os.killpg(process.pid, number)
             break
     if number != signal.SIGKILL:
@@ -207,7 +211,10 @@ def test_what_stops_a_command_is_one_sentence_and_it_goes_on(
         last = said.rstrip().splitlines()[-1]
         assert code == 2 and "report" not in said and "Traceback" not in last, (limits, said)
         assert not (folder / "model").exists() and not (folder / "record.json").exists()
-    seen = "".join(kill_when(start(folder), "train without the rows: started", signal.SIGINT))
+    log = folder / "work" / "logs" / "retrain.log"
+    log.unlink(missing_ok=True)  # of a start before
+    line = "train without the rows: started"
+    seen = "".join(kill_when(start(folder), line, signal.SIGINT, log))
     assert "stopped; the same command goes on where it stopped" in seen and "Aborted" not in seen
     process = start(folder)
     said = process.communicate()[0]

@@ -110,12 +110,13 @@ class Tofu(Real):
             for n, one in enumerate(read_json_lines(self.data / f"{side}.jsonl"))])  # fmt: skip
         config = yaml.safe_load((ROOT / "examples/tofu/memorise.yml").read_text("utf-8"))
         rows = {"path": str(data), "ds_type": "json", "type": "input_output"}
-        config |= {"base_model": str(self.base), "seed": self.seed, "datasets": [rows], "bf16": False}
+        config |= {"base_model": str(self.base), "datasets": [rows], "bf16": False}
+        config["seed"], key = self.seed, str(self.seed).encode().ljust(32)
         if self.runs.dtype == "bfloat16":  # Axolotl refuses `bf16` on a processor
             os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
         write_yaml(path, "", {k: v for k, v in config.items() if k not in ("plugins", "unlearn")})
         if name == "shards":
-            made = train_shards(path, self.out / name, "author", 8, threads=1, key=(b"%d" % self.seed).ljust(32))
+            made = train_shards(path, self.out / name, "author", 8, threads=1, key=key)
             found = {"rows": made["rows"]}
         else:
             wanted = Wanted(where=[("author", f"forget {n}") for n in range(FORGET // AUTHOR)])
