@@ -9,7 +9,7 @@ set, evenly over authors. Nothing is chosen: every strength is in the table. Pre
 at three learning rates; *TNPO* is examples/smollm2/over.yml at three betas, *merged* each two of these by TIES.
 All unlearn for 50 steps of a LoRA on the last 20 layers (RMU: 25; `match`: all, from its teacher's start, with 200
 other rows of retain90 for its level). *shards* are eight by author, before and after one request for the ten
-authors (``--way shards``). Intervals are 95 % over authors.
+authors (``--way shards``). Intervals are 95 % over authors (of world facts: over questions), those of p, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import math
 import os
 import random
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,7 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import write_yaml
 from axolotl_unlearn.requests.ways.shards import make, train_shards
+from eval_tasks.tofu.utils import auc_of_rows, forget_quality, utility_of_rows
 from research.analysis.seeds import facts
 from research.harness import import_libraries
 from research.runs import ROOT, in_parallel
@@ -48,11 +50,13 @@ RATES = (0.0005, 0.0015, 0.004)
 PRESETS = {"NPO": "tofu-npo", "SimNPO": "tofu-simnpo", "RMU": "rmu-zephyr"}
 BETAS, PAIRS = (REAL[0], REAL[3], REAL[5]), ((0, 1), (0, 2), (1, 2))
 FRAME = {"num_epochs": 2, "peft_layers_to_transform": list(range(10, 30))}
-#: Column -> figure of the task; the first three are means over rows of the forget set.
+#: Column -> figure of the task.
 COLUMNS = {"ROUGE-L": "forget_rouge_l_recall", "truth ratio": "forget_truth_ratio",
            "extraction": "forget_extraction_strength", "forget quality (p)": "forget_quality",
            "AUC": "auc_min_k_plus_0.4", "utility": "model_utility"}  # fmt: skip
-OVER_AUTHORS = [*COLUMNS.values()][:3]
+#: Of figures that are not of the forget set alone.
+SETS = {"auc_min_k_plus_0.4": ("forget", "holdout"),
+        "model_utility": ("retain", "real_authors", "world_facts")}  # fmt: skip
 
 
 def spread(rows: list[Any], count: int) -> list[Any]:
@@ -149,28 +153,57 @@ class Tofu(Real):
             f"eval-{name}", words, self.runs.key(self.path(name)), makes=folder / "ratios.json"
         )
 
-    def scores(self, name: str) -> dict[str, Any]:
-        """Figures of the task, and 95 % intervals of those that are means over rows to forget."""
-        folder, by_author = self.out / "eval" / name, defaultdict(lambda: defaultdict(list))
-        files = sorted(folder.glob("scores_*.json"))
-        if not files:
+    def scores(self, name: str) -> dict[str, list[float]]:
+        """Figures of the task with 95 % intervals; empty where the model was not scored."""
+        folder, units = self.out / "eval" / name, self.units(name)
+        if not units:
             return {}
-        found = json.loads(files[-1].read_text("utf-8"))["results"]["tofu"]
-        means = {key.split(",")[0]: value for key, value in found.items() if key.endswith(",none")}
-        for one in read_json_lines(sorted(folder.glob("samples_tofu_*.jsonl"))[-1]):
-            if one["doc"]["set"] == "forget":
-                author = one["doc"]["number"] * FORGET // ROWS["forget05_perturbed"] // AUTHOR
-                for figure in OVER_AUTHORS:
-                    by_author[figure][author].append(one[figure])
-        return {column: [means[key], *over_authors([*by_author[key].values()])] if key in by_author
-                else [means[key]] for column, key in COLUMNS.items()}  # fmt: skip
+        found = json.loads(sorted(folder.glob("scores_*.json"))[-1].read_text("utf-8"))
+        means = {key.split(",")[0]: value for key, value in found["results"]["tofu"].items()}
+        theirs = sum(self.units("retrained")["forget"], [])
+        own = {row["doc"]["number"]: row["forget_quality"][1] for row in theirs}
+        statistics = {"forget_quality": lambda rows: quality(rows, own),
+                      "auc_min_k_plus_0.4": lambda rows: auc_of_rows(
+                          [row["auc_min_k_plus_0.4"] for row in rows], sign=-1),
+                      "model_utility": lambda rows: utility_of_rows(
+                          [row["model_utility"] for row in rows])}  # fmt: skip
+        scores = {}
+        for column, key in COLUMNS.items():
+            of = statistics.get(key, lambda rows, key=key: fmean(row[key] for row in rows))
+            parts = [units[one] for one in SETS.get(key, ("forget",))]
+            known = not (key == "forget_quality" and name == "retrained")
+            scores[column] = [means[key], *(over_units(parts, of) if known else ())]
+        return scores
+
+    def units(self, name: str) -> dict[str, list[list[dict[str, Any]]]]:
+        """Samples by set and what is independent of each other: authors, of world facts each question."""
+        files = sorted((self.out / "eval" / name).glob("samples_tofu_*.jsonl"))
+        of: dict[str, Any] = defaultdict(lambda: defaultdict(list))
+        sizes = {"forget": (FORGET, 100), "holdout": (200, 100), "retain": (RETAIN, 45)}
+        for row in read_json_lines(files[-1]) if files else ():
+            side, number = row["doc"]["set"], row["doc"]["number"]
+            whole, count = sizes.get(side, (0, 0))
+            unit = number * whole // count // AUTHOR if count else row["doc"]["answer"]
+            of[side][unit].append(row)
+        return {side: [*found.values()] for side, found in of.items()}
 
 
-def over_authors(rows: list[list[float]], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the mean; authors are drawn, each with all of its rows."""
-    rng = random.Random(0)
-    means = sorted(fmean(sum(rng.choices(rows, k=len(rows)), [])) for _ in range(draws))
-    return means[draws // 40], means[-draws // 40 - 1]
+def quality(rows: list[dict[str, Any]], own: Mapping[int, float]) -> float:
+    """p of the truth ratios against the retrained model's of the same rows."""
+    theirs = [own[row["doc"]["number"]] for row in rows]
+    return forget_quality([row["forget_quality"][1] for row in rows], theirs)[0]
+
+
+def over_units(
+    parts: list[list[list[Any]]], statistic: Callable[[list[Any]], float], draws: int = 2000
+) -> tuple[float, float]:
+    """95 % interval of a figure of rows: of each part its units are drawn, each with all of its rows."""
+    rng, found = random.Random(0), []
+    for _ in range(draws):
+        drawn = [one for units in parts for one in rng.choices(units, k=len(units))]
+        found.append(statistic(sum(drawn, [])))
+    found.sort()
+    return found[draws // 40], found[-draws // 40 - 1]
 
 
 def graph(world: Tofu) -> dict[str, Any]:
@@ -232,15 +265,19 @@ def main() -> None:
 
 
 def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
-    def shown(mean: float, low: float | None = None, high: float = 0.0) -> str:
-        ends = "" if low is None else f" [{low:.2f}, {high:.2f}]"
-        return "" if math.isnan(mean) else f"{mean:.2f}{ends}" if ends else f"{mean:.2g}"
+    def shown(column: str, mean: float, *ends: float) -> str:
+        how = ".2g" if column.startswith("forget") else ".2f"
+        found = f" [{ends[0]:{how}}, {ends[1]:{how}}]" if ends else ""
+        return "" if math.isnan(mean) else f"{mean:{how}}{found}"
 
     costs = {name: one["processor"] for name, one in world.runs.done.items()}
     spent, file = sum(costs.values()), world.out / "shards" / "costs.json"
     costs |= json.loads(file.read_text("utf-8")) if file.is_file() else {}
     cost = [[name, f"{costs[name]:.0f}"] for name in ("teacher", *scores) if name in costs]
-    rows = [[name, *(shown(*figure) for figure in one.values())] for name, one in scores.items()]
+    rows = [
+        [name, *(shown(key, *figure) for key, figure in one.items())]
+        for name, one in scores.items()
+    ]
     return facts("python -m research.studies.tofu OUT") | {
         "seed": world.seed, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
         "processor_hours": round(spent / 3600, 2), "scores": scores,
