@@ -107,6 +107,26 @@ def test_of_an_adapter(tmp_path):
     assert "not known, look yourself: it is gone" in found[old]
 
 
+@pytest.mark.parametrize("here", [".", "proj", "proj/requests"])
+def test_from_wherever_it_is_asked(tmp_path, monkeypatch, here):
+    """Outside of where the request was made "to withdraw" named the models before as gone, and no
+    adapter that names one by its path."""
+    (proj := tmp_path / "proj").mkdir()
+    monkeypatch.chdir(proj)
+    old = model_folder(proj / "out" / "old")
+    write(folder := finished_request(proj / "requests", "1", {"model": "out/old", "adapter": None}))
+    (proj / "c.yml").write_text("{}")
+    facts = json.loads((folder / "request.json").read_text())
+    facts |= {"root": "../..", "config": {"path": "c.yml"}}
+    (folder / "request.json").write_text(json.dumps(facts))
+    adapter_folder(proj / "models" / "one", "out/old", b"one")
+    adapter_folder(proj / "models" / "two", old, b"two")
+    monkeypatch.chdir(tmp_path / here)
+    asked = Path(os.path.relpath(folder)), [Path(os.path.relpath(proj / "models"))]
+    found = {one.path.name: one.why for one in derived(*asked)}
+    assert found == dict.fromkeys(("one", "two"), "adapter_config.json names one")
+
+
 def test_a_path_may_hold_a_plus(tmp_path):
     """A model that names the old one by such a path was in no list."""
     old = model_folder(tmp_path / "c++" / "old")

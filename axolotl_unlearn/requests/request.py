@@ -102,7 +102,7 @@ class Request:
         if away and request.root.is_dir():
             for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
                 if holder.get(key) and (place := request.root / holder[key]).exists():
-                    holder[key] = str(place)
+                    holder[key] = os.path.abspath(place)
         return request
 
     @property
