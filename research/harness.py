@@ -13,8 +13,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
 
 IMPORTED = (
     *("axolotl.cli.main", "axolotl.cli.merge_lora", "axolotl.cli.train", "axolotl.core.builders"),
@@ -26,11 +28,12 @@ def import_libraries(*more: str, always: Iterable[str] = IMPORTED) -> None:
     """What commands import, without a look at the GPU: no fork could use it afterwards."""
     import torch
 
-    seen = torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml
-    torch._C._cuda_getDeviceCount = torch.cuda._device_count_nvml = lambda: 0
-    for name in (*always, *more):
-        importlib.import_module(name)
-    torch._C._cuda_getDeviceCount, torch.cuda._device_count_nvml = seen
+    with ExitStack() as stack:
+        for where, look in (torch._C, "_cuda_getDeviceCount"), (torch.cuda, "_device_count_nvml"):
+            if hasattr(where, look):  # a build for CPUs has not the first
+                stack.enter_context(patch.object(where, look, lambda: 0))
+        for name in (*always, *more):
+            importlib.import_module(name)
     for one in gc.get_objects():  # "is there a GPU?"; dynamo holds what it has registered
         if isinstance(one, functools._lru_cache_wrapper) and "_dynamo" not in str(one.__module__):
             one.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from research import harness
 from research.runs import Runs, changed, in_parallel
 from research.studies import reproduce
 
@@ -156,6 +158,21 @@ def test_jobs_run_in_their_order_and_within_their_time(tmp_path):
         {"slow": ([], lambda: says("slow", 60)), "never": (["slow"], list)}, 2, 0.01
     )
     assert ended == {"slow": False} and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("build", ["for a CPU", "for CUDA"])
+def test_imports_look_at_no_gpu_with_either_build_of_torch(monkeypatch, build):
+    """With that for CPUs nothing started: neither `make test` nor `make demo`."""
+    import torch
+
+    looks = []
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: looks.append(1), raising=False)
+    if build == "for a CPU":
+        monkeypatch.delattr(torch._C, "_cuda_getDeviceCount")
+    monkeypatch.setattr(gc, "get_objects", list)
+    monkeypatch.setattr(harness.importlib, "import_module", lambda _: torch.cuda.is_available())
+    harness.import_libraries("one", always=())
+    assert not looks and hasattr(torch._C, "_cuda_getDeviceCount") == (build == "for CUDA")
 
 
 @pytest.mark.slow
