@@ -254,6 +254,15 @@ def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
     assert file["missing"] == ["g_drift"] and read(Attack, file)
 
 
+@pytest.mark.parametrize("limit, stored", [(40, None), (39, 39)])
+def test_a_limit_that_leaves_nothing_out_is_none(place, tmp_path, limit, stored):
+    words = ("membership", place / "retrained", "--attacks", "loss", "--data", place / "data")
+    outcome = attacked(*words, "--out", tmp_path, "--limit", limit)
+    assert outcome.exit_code == 0, outcome.output
+    file = json.loads((tmp_path / "membership-retrained.json").read_text("utf-8"))
+    assert (file["limit"], file["nonmembers"]) == (stored, limit)
+
+
 def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     model = target("retrained").model
     small = build(payments(4, 1), 1, num_hidden_layers=1)

@@ -150,6 +150,22 @@ def test_rows_without_an_input_are_said(lab, tmp_path):
     assert asked(0).exit_code == 2 and asked(2, "--examples", "1,0").exit_code == 2
 
 
+@pytest.mark.parametrize("words, rows", [
+    (("prompt", "--variants", "affirmative"), 16), (("quantise", "--schemes", "int8"), 16),
+    (("relearn", "--steps", "1", "--rows", "2"), 16),
+    (("relearn", "--steps", "1", "--rows", "6", "--source", "forget"), 10),
+])  # fmt: skip
+def test_a_limit_that_leaves_nothing_out_is_none(lab, tmp_path, words, rows):
+    """All rows were asked, and the verdict said "a part of the rows only"."""
+    given = ("--data", lab.data, "--out", tmp_path, "--max-new-tokens", 1)
+    for limit, kept in ((rows - 1, rows - 1), (rows, None), (99, None)):
+        result = attacked(words[0], lab.unlearned, *words[1:], *given, "--limit", limit)
+        assert result.exit_code == 0, result.output
+        last = max(tmp_path.glob("*-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        file = json.loads(last.read_text())
+        assert (file["rows"][0]["n"], file["limit"]) == (min(rows, limit), kept)
+
+
 def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):
     arguments = ["prompt", lab.unlearned, "--control", lab.control, "--data", lab.data]
     arguments += ["--out", tmp_path, "--max-new-tokens", 16, "--examples", "1,2"]

@@ -199,6 +199,8 @@ def attack_models(
         raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="attack.limit")
     specs = with_control(models, control)
     sets = load_sets(data_dir, parts=("mia",), join=join)
+    if limit is not None and limit >= max(len(sets.member), len(sets.nonmember)):
+        limit = None
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []
