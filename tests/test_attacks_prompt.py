@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attack_models import attacked, make_lab, tokenizer
+from data_tokenizers import sentencepiece_like
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
@@ -52,6 +53,16 @@ def test_completions_are_recalled_as_rouge_says():
     oracle = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
     expected = oracle.score("in Bath and kept bees.", text)["rougeL"].recall
     assert recalled(PROBES[0], text) == pytest.approx(expected) == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize("scheme", ["legacy", "metaspace"])
+def test_a_tokenizer_that_drops_the_first_space_gives_prefixes(scheme):
+    """Of Llama's and Mistral's no row was asked: what is decoded begins without the space."""
+    tok = sentencepiece_like("▁in ▁Bath ▁and ▁kept ▁bees. ▁47 ▁12 ▁90".split(), scheme)
+    cut = prefix_probes([PROBES[0], PROBES[2]], tok, 0.5)
+    asked = ["Ada Brook was born in Bath", "What is her phone number? 47"]
+    assert [(probe.prompt, probe.expected) for probe in cut][0] == (asked[0], "and kept bees.")
+    assert cut[1].prompt.startswith(asked[1]) and cut[1].continuation.endswith(" 90")
 
 
 def test_rows_are_read_as_the_evaluation_reads_them(tmp_path):
