@@ -832,3 +832,6 @@ def test_an_answer_is_scored_as_the_tokens_that_were_learned(scheme):
         assert asked == [(ids[:first], ids[first:])]
         (made,) = documents_of([row], tok)
         assert made["prompt"] + made["document"] == tok.decode(row.input_ids)
+    parts = [replace(row, input_ids=ids[:4], labels=ids[:4]),
+             replace(row, input_ids=ids[4:], labels=ids[4:], part=1)]  # fmt: skip
+    assert documents_of(parts, tok)[0]["document"] == "who is Ada a baker of bread"

@@ -519,12 +519,16 @@ def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
 def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
     """Rows as documents: what follows their prompt; the parts of a long text joined."""
     documents: dict[str, dict[str, str]] = {}
+    before: Sequence[int] = ()
     for row in rows:
         first = row.id not in documents
         start = next(i for i, label in enumerate(row.labels) if label != IGNORE) if first else 0
         one = documents.setdefault(row.id, {"id": row.id, "prompt": "", "document": ""})
         one["prompt"] = one["prompt"] or _text(row.input_ids[:start], tokenizer)
-        one["document"] += _text(row.input_ids, tokenizer, start)
+        if first or row.input_ids[0] == tokenizer.bos_token_id:
+            before = ()
+        one["document"] += _text([*before, *row.input_ids], tokenizer, len(before) + start)
+        before = row.input_ids
     for one in documents.values():
         text = one["document"]
         one["document"] = text.lstrip()
