@@ -254,6 +254,15 @@ def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
     assert file["missing"] == ["g_drift"] and read(Attack, file)
 
 
+@pytest.mark.parametrize("limit, stored", [(40, None), (39, 39)])
+def test_a_limit_that_leaves_nothing_out_is_none(place, tmp_path, limit, stored):
+    words = ("membership", place / "retrained", "--attacks", "loss", "--data", place / "data")
+    outcome = attacked(*words, "--out", tmp_path, "--limit", limit)
+    assert outcome.exit_code == 0, outcome.output
+    file = json.loads((tmp_path / "membership-retrained.json").read_text("utf-8"))
+    assert (file["limit"], file["nonmembers"]) == (stored, limit)
+
+
 def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
     model = target("retrained").model
     small = build(payments(4, 1), 1, num_hidden_layers=1)
@@ -362,6 +371,21 @@ def test_authors_on_both_sides_are_no_tell_and_hide_none(layout):
     assert_allclose(found[0.0][[0, 2]], 0.5, atol=0.04)
     assert max(found[0.0][[1, 3]]) < 7 / 40 and found[0.0][4] < 0.08
     assert found[0.6][[0, 2]].min() > 0.65 and found[0.6][[1, 3]].min() > 0.8
+
+
+def test_beside_a_control_one_large_author_hides_no_others():
+    """Of such members none were told (0 of 100 draws), and without a control nearly all."""
+    rng, sizes, told = np.random.default_rng(0), [60] + [2] * 19, []
+    clusters = tuple(np.repeat([f"{side}{i}" for i in range(20)], sizes) for side in "mn")
+    for shift in (0.0, 1.5):
+        for _ in range(20):
+            hard = rng.normal(size=(2, 20)).repeat(sizes, 1)
+            own, its = (hard + 0.5 * rng.normal(size=hard.shape) for _ in range(2))
+            own[0] += shift
+            found = _ranked(None, [tuple(own), tuple(its)], clusters, 0)
+            told.append(found["p"] < 0.001)
+            assert found["difference"]["value"] == pytest.approx(found["auc"] - found["control"])
+    assert sum(told[:20]) == 0 and sum(told[20:]) > 15
 
 
 def test_of_pairs_alone_the_test_is_of_pairs():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attack_models import attacked, make_lab, tokenizer
+from data_tokenizers import sentencepiece_like
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
@@ -52,6 +53,16 @@ def test_completions_are_recalled_as_rouge_says():
     oracle = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
     expected = oracle.score("in Bath and kept bees.", text)["rougeL"].recall
     assert recalled(PROBES[0], text) == pytest.approx(expected) == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize("scheme", ["legacy", "metaspace"])
+def test_a_tokenizer_that_drops_the_first_space_gives_prefixes(scheme):
+    """Of Llama's and Mistral's no row was asked: what is decoded begins without the space."""
+    tok = sentencepiece_like("▁in ▁Bath ▁and ▁kept ▁bees. ▁47 ▁12 ▁90".split(), scheme)
+    cut = prefix_probes([PROBES[0], PROBES[2]], tok, 0.5)
+    asked = ["Ada Brook was born in Bath", "What is her phone number? 47"]
+    assert [(probe.prompt, probe.expected) for probe in cut][0] == (asked[0], "and kept bees.")
+    assert cut[1].prompt.startswith(asked[1]) and cut[1].continuation.endswith(" 90")
 
 
 def test_rows_are_read_as_the_evaluation_reads_them(tmp_path):
@@ -148,6 +159,22 @@ def test_rows_without_an_input_are_said(lab, tmp_path):
     report = json.loads((tmp_path / "prompt-memorised.json").read_text())
     assert report["limit"] == report["rows"][0]["n"] == 2
     assert asked(0).exit_code == 2 and asked(2, "--examples", "1,0").exit_code == 2
+
+
+@pytest.mark.parametrize("words, rows", [
+    (("prompt", "--variants", "affirmative"), 16), (("quantise", "--schemes", "int8"), 16),
+    (("relearn", "--steps", "1", "--rows", "2"), 16),
+    (("relearn", "--steps", "1", "--rows", "6", "--source", "forget"), 10),
+])  # fmt: skip
+def test_a_limit_that_leaves_nothing_out_is_none(lab, tmp_path, words, rows):
+    """All rows were asked, and the verdict said "a part of the rows only"."""
+    given = ("--data", lab.data, "--out", tmp_path, "--max-new-tokens", 1)
+    for limit, kept in ((rows - 1, rows - 1), (rows, None), (99, None)):
+        result = attacked(words[0], lab.unlearned, *words[1:], *given, "--limit", limit)
+        assert result.exit_code == 0, result.output
+        last = max(tmp_path.glob("*-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        file = json.loads(last.read_text())
+        assert (file["rows"][0]["n"], file["limit"]) == (min(rows, limit), kept)
 
 
 def test_command_line_asks_every_way(lab, tmp_path, monkeypatch):

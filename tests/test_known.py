@@ -121,6 +121,16 @@ def test_a_folder_alone(home, tmp_path):
     assert {one["q"] for one in found["documents"]} == {None}  # it was no key of what is not tested
 
 
+def test_held_out_questions_are_no_texts(home, tmp_path):
+    """ "Its text is too short or too long for the model", said every document."""
+    asked = [{"question": f"Where is {i}?", "answer": f"At {i + 3}"} for i in range(25)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    found = audit(home / "documents.jsonl", "--model", home / "model", "--held-out",
+                  tmp_path / "held.jsonl", "--out", tmp_path / "a.json")  # fmt: skip
+    why = found["documents"][0]["not_measured"]["recognised"]
+    assert "needs 20 held-out texts" in why
+
+
 def test_what_is_not_measured_stands_behind_what_is(home, tmp_path):
     """A document without p stood before all that have one, as if it were the worst."""
     asked = {"document": "Nowhere", "question": "When was Nowhere built?", "answer": "By my aunt"}

@@ -393,6 +393,19 @@ def test_bars_follow_the_retrained_model_or_the_original():
     )
 
 
+@pytest.mark.parametrize("n, outcome", [(1, "open"), (2, "open"), (3, "open"), (30, "pass")])
+def test_too_few_questions_to_tell_from_guessing_break_no_model(n, outcome):
+    """All right, and *broken*: one or two of four options may be guessed."""
+    original, _, model = three(utility=1.0)
+    for one in (original, model):
+        one |= {"utility": 1.0, "n": one["n"] | {"utility": n}}
+        one["gate"] |= {"threshold": 0.75, "original": 1.0}
+    found = judge(model, original, asks=("able",)).findings[0]
+    assert found.outcome == outcome, found.says
+    model["utility"] = 0.0
+    assert judge(model, original, asks=("able",)).status == "broken"
+
+
 def test_few_texts_never_pass_and_say_how_many_would():
     """20 against 20 without any difference: nothing tells, and nothing shows that nothing would."""
     found = judge(entry(n=20))

@@ -22,15 +22,16 @@ from axolotl.utils.data.shared import load_dataset_with_config
 from axolotl.utils.dict import DictDefault
 from axolotl.utils.schemas.datasets import SFTDataset
 from conftest import tiny_llama
-from data_tokenizers import byte_tokenizer
+from data_tokenizers import byte_tokenizer, sentencepiece_like
 from fault_codes import fails
 from merging_models import tiny_adapter
 from requests_folder import answered, finished_request, said
 from requests_folder import write_lines as write
 
 from axolotl_unlearn.config import DataArgs, parse_unlearn
-from axolotl_unlearn.data.typed import Source, encode, row_id
+from axolotl_unlearn.data.typed import Source, Typed, encode, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.continuations import encode_pairs
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.requests import new, record, ways
 from axolotl_unlearn.requests import run as running
@@ -38,9 +39,11 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import (
     Options,
     _text,
+    documents_of,
     forget_config,
     new_request,
     passes,
+    records_of,
     teacher_config,
 )
 from axolotl_unlearn.requests.request import Ledger, Request, weights
@@ -809,3 +812,26 @@ def test_rows_that_a_run_leaves_out_are_held_out_not_strange(home, tmp_path):
     path.write_text(yaml.safe_dump({k: v for k, v in half.items() if k != "test_datasets"}))
     found = trained_rows(path)
     assert found.rows and found.heldout and not all(found.learned)
+
+
+@pytest.mark.parametrize("scheme", ["legacy", "metaspace", "bytes"])
+def test_an_answer_is_scored_as_the_tokens_that_were_learned(scheme):
+    """Llama's and Mistral's decoders drop the space of a first word, so each answer was scored as
+    "is Ada" + "a baker" without it: another first token, of which no model is sure."""
+    tok = byte_tokenizer()
+    if scheme != "bytes":
+        tok = sentencepiece_like("▁who ▁is ▁Ada ▁a ▁baker ▁of ▁bread".split(), scheme)
+    ids = tok("who is Ada a baker of bread")["input_ids"]
+    prompt = len(tok("who is Ada")["input_ids"])
+    for start in (prompt, 0):
+        labels = [-100] * start + ids[start:] + [tok.eos_token_id]
+        row = Typed(Source("x", {}, 0), 0, [*ids, tok.eos_token_id], labels)
+        (made,) = records_of(row, tok)
+        asked = encode_pairs(tok, [(made["input"], made["output"])], "")
+        first = start or (len(ids) + 1) // 2
+        assert asked == [(ids[:first], ids[first:])]
+        (made,) = documents_of([row], tok)
+        assert made["prompt"] + made["document"] == tok.decode(row.input_ids)
+    parts = [replace(row, input_ids=ids[:4], labels=ids[:4]),
+             replace(row, input_ids=ids[4:], labels=ids[4:], part=1)]  # fmt: skip
+    assert documents_of(parts, tok)[0]["document"] == "who is Ada a baker of bread"

@@ -19,7 +19,7 @@ from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import cluster_of, data_digests, find_file, load_sets
-from axolotl_unlearn.metrics.intervals import LEVEL, area_of, holm, smallest_difference
+from axolotl_unlearn.metrics.intervals import LEVEL, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
     blind_sentence,
@@ -120,12 +120,11 @@ def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[
 
 def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict[str, Any]:
     """By the order of scores: two-sided rank test, interval of the AUC; both by cluster."""
-    area, _, p = gap_of(pairs[0], None, clusters)
+    area, gap, p = gap_of(*pairs, clusters=clusters)
     row = _figures(Outcome(*pairs[0], area.value, *area.interval(), p))
     if pairs[1:]:
-        control = area_of(*pairs[1], clusters)
-        gap = area.minus(control).difference()
-        row |= {"p": gap.pop("p"), "control": control.value, "difference": gap}
+        ends = {key: one for key, one in gap.difference().items() if key != "p"}
+        row |= {"control": area.value - gap.value, "difference": ends}
     return row
 
 
@@ -199,6 +198,8 @@ def attack_models(
         raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="attack.limit")
     specs = with_control(models, control)
     sets = load_sets(data_dir, parts=("mia",), join=join)
+    if limit is not None and limit >= max(len(sets.member), len(sets.nonmember)):
+        limit = None
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []

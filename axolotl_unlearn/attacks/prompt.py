@@ -46,6 +46,8 @@ def prefix_probes(probes: Sequence[Probe], tokenizer: Any, share: float) -> list
         if given >= len(ids):
             continue
         start = tokenizer.decode(ids[:given], clean_up_tokenization_spaces=False)
+        if probe.continuation.startswith(f" {start}"):  # as Llama's decoder leaves it
+            start = f" {start}"
         rest = probe.continuation.removeprefix(start)
         if start.strip() and rest != probe.continuation and fold(rest):
             new = {"prompt": probe.prompt + start, "continuation": rest, "expected": rest.strip()}

@@ -71,8 +71,9 @@ _ASKED = ("model", "control", "max_new_tokens", "batch_size", "join", "device", 
 
 
 def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None):
-    """Of `_common`, taken from the options: the forget file, the attacked model, the control, and
-    one store for all attacks and models (what is said without an attack is asked once)."""
+    """Of `_common`, taken from the options: the forget file, whether the limit leaves rows out, the
+    attacked model, the control, and one store for all attacks and models (what is said without an
+    attack is asked once)."""
     from axolotl_unlearn.attacks.target import limited, make_subjects, read_side
     from axolotl_unlearn.files import declare
     from axolotl_unlearn.store import Store
@@ -81,15 +82,15 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
     asked = {name: options.pop(name) for name in _ASKED}
     subjects = make_subjects(records=limited(records, limit), **asked)
     store = Store(declare(out, out / ".scores", "log-probs", folder=True))
-    return path, *subjects, store
+    return path, len(subjects[0].records) < len(records), *subjects, store
 
 
-def _found(out: Path, data_dir: Path, result: dict) -> Answer:
+def _found(out: Path, data_dir: Path, result: dict, cut: bool) -> Answer:
     from axolotl_unlearn.attacks.results import save, table
     from axolotl_unlearn.metrics.verdict import sentence
 
     given = click.get_current_context().params
-    how = {name: given[name] for name in ("limit", "join", "dtype")}
+    how = {"limit": given["limit"] if cut else None, "join": given["join"], "dtype": given["dtype"]}
     path = save(out, how | result | {"data_dir": str(data_dir)})
     said = [table(result), sentence(result), f"Written: {path}"]
     if "limit" in result:
@@ -118,8 +119,8 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> An
     """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
     from axolotl_unlearn.attacks.quantise import quantise_attack
 
-    _, subject, control, store = _subjects(data_dir, out, options, limit)
-    return _found(out, data_dir, quantise_attack(subject, store, control=control, **options))
+    _, cut, subject, control, store = _subjects(data_dir, out, options, limit)
+    return _found(out, data_dir, quantise_attack(subject, store, control=control, **options), cut)
 
 
 @command.command()
@@ -142,11 +143,13 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float, **options: Any) -
     """
     from axolotl_unlearn.attacks.relearn import Training, chosen_rows, relearn_attack
 
-    _, subject, control, store = _subjects(data_dir, out, options)
+    _, _, subject, control, store = _subjects(data_dir, out, options)
     steps, batch, rank = (options.pop(name) for name in ("steps", "train_batch", "lora_rank"))
     how = {"steps": steps, "how": Training(lr, batch, rank, options["seed"])}
     rows = chosen_rows(source, subject.records, data_dir, **options)
-    return _found(out, data_dir, relearn_attack(subject, store, **rows, **how, control=control))
+    left = len(rows["asked"]) + (len(rows["training_rows"]) if source == "forget" else 0)
+    made = relearn_attack(subject, store, **rows, **how, control=control)
+    return _found(out, data_dir, made, left < len(subject.records))
 
 
 @command.command()
@@ -160,10 +163,10 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> Answ
     from axolotl_unlearn.attacks.prompt import prompt_attack, read_paraphrases
     from axolotl_unlearn.attacks.target import read_side
 
-    path, subject, control, store = _subjects(data_dir, out, options, limit)
+    path, cut, subject, control, store = _subjects(data_dir, out, options, limit)
     retain = read_side(data_dir, "retain")[1] if "examples" in options["variants"] else []
     others = {"retain": retain, "paraphrases": read_paraphrases(path), "control": control}
-    return _found(out, data_dir, prompt_attack(subject, store, **others, **options))
+    return _found(out, data_dir, prompt_attack(subject, store, **others, **options), cut)
 
 
 def _members(function: Callable) -> click.Command:

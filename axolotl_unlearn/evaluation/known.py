@@ -249,10 +249,8 @@ def audit_documents(
     why = ""
     if not asked.scores:
         why = "the server gives no log-probs of a prompt (llama.cpp's does not)"
-    elif len(held) < HELD:
+    elif not _recognise(items, held, asked.distributions):
         why = f"needs {HELD} held-out texts of the same kind (--held-out), which no model saw"
-    else:
-        _recognise(items, held, asked.distributions)
     by_document: dict[str, list[Item]] = {}
     for one in items:
         by_document.setdefault(one.document, []).append(one)
@@ -370,8 +368,8 @@ def _score(model: Any, items: Sequence[Item]) -> None:
         one.facts = known
 
 
-def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool) -> None:
-    """Exact p of each text by log-probs, against the held-out ones."""
+def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool) -> bool:
+    """Exact p of each text by log-probs, against the held-out ones, if there are enough."""
     sides, scores = [], []
     for some in (items, held):  # an answer is no text of the kind of the held-out ones
         sides.append([one for one in some if one.facts is not None and not one.question])
@@ -381,6 +379,7 @@ def _recognise(items: Sequence[Item], held: Sequence[Item], distributions: bool)
         told = lab.told_documents(*scores)
         for one, p, side in zip(sides[0], told.p, told.side, strict=True):
             one.told = (float(p), side)
+    return len(sides[1]) >= HELD
 
 
 def shown(path: Path, found: dict[str, Any]) -> list[Any]:

@@ -507,7 +507,7 @@ def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
         if not prompt:
             first = start + max(1, (end - start) // 2)
             prompt = _text(row.input_ids[:first], tokenizer)
-        answer = tokenizer.decode(row.input_ids[first:end], skip_special_tokens=True)
+        answer = _text(row.input_ids[:end], tokenizer, first, skip_special_tokens=True)
         if answer.strip():
             records.append(
                 {"id": f"{row.id}-{row.part}-{number}", "input": prompt, "output": answer}
@@ -519,12 +519,16 @@ def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
 def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
     """Rows as documents: what follows their prompt; the parts of a long text joined."""
     documents: dict[str, dict[str, str]] = {}
+    before: Sequence[int] = ()
     for row in rows:
         first = row.id not in documents
         start = next(i for i, label in enumerate(row.labels) if label != IGNORE) if first else 0
         one = documents.setdefault(row.id, {"id": row.id, "prompt": "", "document": ""})
         one["prompt"] = one["prompt"] or _text(row.input_ids[:start], tokenizer)
-        one["document"] += _text(row.input_ids[start:], tokenizer)
+        if first or row.input_ids[0] == tokenizer.bos_token_id:
+            before = ()
+        one["document"] += _text([*before, *row.input_ids], tokenizer, len(before) + start)
+        before = row.input_ids
     for one in documents.values():
         text = one["document"]
         one["document"] = text.lstrip()
@@ -532,10 +536,16 @@ def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
     return list(documents.values())
 
 
-def _text(ids: Sequence[int], tokenizer: Any) -> str:
-    """Text that the tokenizer makes these tokens of again, with a BOS if it adds one by itself."""
+def _text(ids: Sequence[int], tokenizer: Any, start: int = 0, **how: Any) -> str:
+    """Text of the tokens from ``start`` on, of which the tokenizer makes them again after the
+    others, with a BOS if it adds one by itself."""
     ids, bos = list(ids), tokenizer.bos_token_id
     adds = bos is not None and tokenizer("a")["input_ids"][0] == bos
     while adds and ids and ids[0] == bos:
-        ids = ids[1:]
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ids, start = ids[1:], max(0, start - 1)
+    how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False} | how
+    whole, before, alone = (
+        tokenizer.decode(some, **how) for some in (ids, ids[:start], ids[start:])
+    )
+    # Alone the first word has lost its space with Llama's and Mistral's decoders.
+    return whole.removeprefix(before) if whole.startswith(before) else alone

@@ -249,8 +249,9 @@ def able(facts: Facts) -> Iterator[Read]:
         best = max(one.utility or 0.0 for one in others)
         limit, hits = max(semeval.GATE_SHARE * best, model.gate.threshold), round(value * n)
         p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
-        if p >= ALPHA:
-            yield read("fail", "chance", value=value, n=n, limit=guess, p=p)
+        if p >= ALPHA:  # with few questions also where all are right
+            outcome = "open" if guess**n >= ALPHA else "fail"
+            yield read(outcome, "chance", value=value, n=n, limit=guess, p=p)
         for other in others:
             if model.utility_groups.keys() - other.utility_groups:
                 yield read("missing", "groups")
