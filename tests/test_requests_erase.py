@@ -679,6 +679,32 @@ def test_a_model_that_the_new_one_stands_on_stays(home):
     assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
 
 
+def test_from_elsewhere_the_same_is_verified_answered_and_kept(home, monkeypatch):
+    """The base of an exact request was looked for in the working folder: `verify` called its model
+    another one, and what the current model stands on was removed."""
+    model_folder(Path("out/full"), b"tuned in full")
+    outputs, before = {"output_dir": "out/full"}, {"model": "out/full", "adapter": None}
+    write(first := finished_request(Path("requests"), "2026-003", before, outputs=outputs))
+    second = finished_request(
+        Path("requests"), "2026-004", {"model": "out/full", "adapter": "out/tuned"}
+    )
+    write_json(second / "way.json", {"way": "retrain", "base": "out/full"})
+    write(second)
+    (home / "elsewhere").mkdir()
+    found = []
+    for place in (".", "elsewhere"):
+        monkeypatch.chdir(home / place)
+        first, second = (
+            Path(os.path.relpath(home / "requests" / n)) for n in ("2026-003", "2026-004")
+        )
+        assert verify(second).model == "same"
+        said("export", second, "--out", f"{Path.cwd().name}.zip")
+        listed = {item.path.resolve(): item.why for item in plan(first).items}
+        assert listed[home / "out/full/model.safetensors"] == "the current model stands on it"
+        found.append(listed)
+    assert found[0] == found[1]
+
+
 def test_what_was_removed_of_a_model_is_not_counted_as_recorded(home):
     before = {"model": "base", "adapter": "out/tuned"}
     second = finished_request(Path("requests"), "2026-002", before)

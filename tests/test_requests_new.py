@@ -132,6 +132,8 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         assert not [*tmp_path.rglob("*.arrow")]
     monkeypatch.chdir(tmp_path / "base")
     assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
+    plan = answered("plan", "../requests/a")  # "retrain: not open: train.jsonl does not exist"
+    assert [one["way"] for one in plan["ways"] if not one["closed"]] == ["retrain", "match"]
     seen = []
     monkeypatch.setattr(running, "carry_out", lambda *_: seen.append(Path.cwd()))
     with pytest.raises(FileNotFoundError, match="verdict.json"):

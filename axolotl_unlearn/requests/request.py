@@ -35,7 +35,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -99,10 +99,9 @@ class Request:
             sound = False
         if not sound:
             raise fault("requests.version", f"{path} is not of this version; {again}.")
-        if away and request.root.is_dir():
-            for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
-                if holder.get(key) and (place := request.root / holder[key]).exists():
-                    holder[key] = os.path.abspath(place)
+        for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
+            if away and holder.get(key):
+                holder[key] = request.here(holder[key])
         return request
 
     @property
@@ -125,6 +124,12 @@ class Request:
         )
         there = (link / self.facts["config"]["path"]).is_file() or not real.is_dir()
         return link if there else real
+
+    def here(self, name: str) -> str:
+        """A path of the config as it is found from here; what is none, such as a name on a hub,
+        stays."""
+        place = self.root / name
+        return name if self.at_home or not place.exists() else os.path.abspath(place)
 
     @property
     def before(self) -> str:
@@ -157,7 +162,7 @@ class Request:
     def made(self, place: Path) -> str:
         """The result at another place."""
         base = self.way["base"]
-        return f"{base}+{place}" if base else str(place)
+        return f"{self.here(base)}+{place}" if base else str(place)
 
     @property
     def newest(self) -> Path:
@@ -176,6 +181,18 @@ class Request:
     def rows(self, part: str) -> Path:
         """The file of forget, retain or heldout rows."""
         return self.path("data", f"{part}.jsonl")
+
+
+@contextmanager
+def at_root(folder: Path | str) -> Iterator[Request]:
+    """A request, where `request new` ran: paths of its configs are relative to it."""
+    request = Request.load(folder)
+    if request.at_home or not request.root.is_dir():
+        yield request
+        return
+    place = request.folder.absolute()
+    with chdir(request.root):
+        yield Request.load(place)
 
 
 # --- the ledger ----------------------------------------------------------------------------------

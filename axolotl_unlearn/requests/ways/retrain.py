@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
+    at_root,
     digest,
     fault,
     held,
-    home,
     read_json,
     shas,
     weights,
@@ -219,11 +218,9 @@ def repeat(folder: Path, base: Path | None = None, rows: Path | None = None) -> 
         UnlearnError: Base, rows, config, packages or device are not those of the record; or the
             training ends with other weights.
     """
-    folder = home(folder).absolute()
     base, rows = (one and one.absolute() for one in (base, rows))
-    root = Request.load(folder).root
-    with chdir(root if root.is_dir() else Path()):  # paths of the config are relative to it
-        return _again(Request.load(folder), base, rows)
+    with at_root(folder) as request:
+        return _again(request, base, rows)
 
 
 def _again(request: Request, base: Path | None, rows: Path | None) -> str:
