@@ -117,14 +117,16 @@ def _read(request: Request) -> dict[str, Any]:
 def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     """Raises `UnlearnError`: what the training begins with has read the rows, or may have."""
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
-    folders = [Path(before["model"])] if before["adapter"] is None else []
-    folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
+    models = [shas(Path(before["model"]))] if before["adapter"] is None else []
+    for folder in Ledger(request.folder.parent).folders():  # what it made, and what it began with
+        began = Request.load(folder).facts["before"]
+        models += [shas(folder / "model"), {*began.get("files", ())}]
     own = shas(base)
     if config.get("lora_model_dir"):
         why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
     elif (base / ADAPTER_CONFIG).is_file():
         why, code = f"`base_model: {base}` is an adapter that may have", "base-is-an-adapter"
-    elif own and any(own <= shas(folder) for folder in folders):
+    elif own and any(map(own.issubset, models)):
         why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
     if why:
         says = f"{request.path('finetune.yml')}: {why} read the rows"
