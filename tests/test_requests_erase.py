@@ -367,6 +367,19 @@ def test_an_archived_request_that_erased_nothing_stops_none(home):
     assert "then searching again" in said("erase", second, "--yes").output
 
 
+def test_a_backup_beside_a_request_is_no_request(home):
+    """Each audit ended with 1, the verdict of each later request was *not shown*, and the old model
+    stayed for a request that was not carried out yet."""
+    folder = Path("requests/2026-001")
+    backup = shutil.copytree(folder, "requests/2026-001-backup")
+    assert verify(folder).ledger == "whole" and not Ledger("requests").unknown()
+    weights = Path("out/tuned/adapter_model.safetensors")
+    assert {item.path: item.why for item in plan(folder).items}[weights] is None
+    with (Path(backup) / "record.json").open("a") as file:
+        file.write(" ")
+    assert [*Ledger("requests").unknown()] == ["2026-001-backup"]
+
+
 def test_a_damaged_list_of_an_earlier_run_is_none(home):
     said("erase", "requests/2026-001", "--yes")
     Path("requests/2026-001/erased.json").write_text('{"removed": [')

@@ -592,9 +592,9 @@ def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], st
         (request.facts["base"], "it is the base model"),
     ]
     for path in sorted(requests.glob("*/request.json")):
-        if (name := path.parent.name) not in done:
-            why = f"request {name!r}, which was not carried out yet, begins with it"
-            before = Request.load(path.parent).facts["before"]
+        if path.parent.name not in done and (one := Request.load(path.parent)).id not in done:
+            why = f"request {one.id!r}, which was not carried out yet, begins with it"
+            before = one.facts["before"]
             models += [(source, why) for source in (before["adapter"], before["model"])]
     data = [
         (request.root / name, f"the config reads it (`{key}`)")

@@ -386,10 +386,17 @@ class Ledger:
 
     def unknown(self) -> dict[str, str]:
         """Requests with a record though no line says that they were carried out, as of a ledger
-        that was restored from an older copy; a sentence of each."""
+        that was restored from an older copy; a sentence of each. A copy of one that is known under
+        another name is none."""
         known, says = self.accepted(), "no line says that it was carried out: was the end removed?"
         paths = sorted(self.folder.glob("*/record.json"))
-        return {one.parent.name: f"{one}: {says}" for one in paths if one.parent.name not in known}
+        strange = [one for one in paths if one.parent.name not in known]
+        records = {entry.get("record") for entry in self.entries()} if strange else ()
+        return {
+            one.parent.name: f"{one}: {says}"
+            for one in strange
+            if not (one.is_file() and digest(one) in records)
+        }
 
     def goes_on_from(self, copy: Mapping[str, Any]) -> str:
         """Compare with a head that was kept elsewhere (`read_head`); a sentence.
