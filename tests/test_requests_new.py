@@ -784,6 +784,7 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
     )
     teacher = yaml.safe_load(request.path("teacher.yml").read_text())
     assert teacher.get("unlearn") == changes.get("unlearn")
+    assert len(trained_rows(request.path("teacher.yml")).rows) == 11  # as `match` reads it
     (row,) = encoded(request.folder, "forget", byte_tokenizer())
     learned = bytes(i for i in row.labels if 0 <= i < 256).decode()
     assert learned == "Bo3 Berg3 keeps 3 bees near well 21."
