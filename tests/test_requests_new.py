@@ -487,6 +487,22 @@ def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path, wi
     assert deleted_rows(tmp_path, data) == {source.id for source in gone}
 
 
+def test_the_last_model_of_another_config_is_not_taken(home, tmp_path):
+    """Of two models in one folder of requests a request of the second began with that of the first,
+    which its `erase` then removed, while the second's old model stayed."""
+    requested(home, tmp_path, name="requests/1")
+    shutil.copytree(home / "tuned", tmp_path / "requests" / "1" / "model")
+    shutil.copytree(home / "tuned", other := tmp_path / "other")
+    model = {"path": "1/model", "digest": None, "base": None}
+    Ledger(tmp_path / "requests").append("accepted", "1", record="0" * 64, model=model, good=True)
+    how = (home, tmp_path, Wanted(where=[("id", "p3")]))
+    with fails("requests.other-output"):
+        requested(*how, "requests/2", output_dir=str(other))
+    second = requested(*how, "requests/2", Options(model=other), output_dir=str(other))
+    assert second.before == str(other)
+    assert requested(*how, "requests/3").before == str(tmp_path / "requests" / "1" / "model")
+
+
 @pytest.mark.parametrize("with_rows", [True, False, "of before"])
 def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_rows):
     """They still stand in the training data; a retain row would teach them again."""
