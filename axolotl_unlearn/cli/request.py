@@ -447,7 +447,7 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
         said.append(f"{out}: {counted(kept, 'row')} of {rows}; left out, deleted before: {gone}")
     if unlisted:
         says = f"{'; '.join(said)}; but nothing of request {unlisted[0]} can be put on the list"
-        why = "its rows have no text, or only those of kept rows"
+        why = "its rows are gone, have no text, or only those of kept rows"
         cure = "take care yourself that they are not learned again"
         raise UnlearnError(f"{says}: {why}; {cure}.", code="requests.nothing-suppressed")
     return Answer(facts, said)
