@@ -137,8 +137,11 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("way", ["retrain", "match"])
 def test_rows_that_a_training_would_read_otherwise_end_in_no_model(
-    home, tmp_path, monkeypatch, way
-):  # noqa: F811
+    home,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    way,
+):
     """Texts of a parquet file that are all dates were times in the JSON lines without the rows: the
     weights were not those of a plain run, and the record said exact."""
     rows = [{"instruction": f"Who was born then, of {n}?", "input": f"19{n}-05-01", "output": "Bo"}
