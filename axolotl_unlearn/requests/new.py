@@ -255,8 +255,7 @@ def model_before(
     """``{"model", "adapter"}``: what was given, the last model of the ledger, or the config's.
 
     Raises:
-        UnlearnError: It is not there, or it is an adapter of another base; or the last model of the
-            ledger is of another config.
+        UnlearnError: It is not there, of another base, or the ledger's and of another config.
     """
     ledger = Ledger(requests)
     current = ledger.current()

@@ -126,8 +126,7 @@ class Request:
         return link if there else real
 
     def here(self, name: str) -> str:
-        """A path of the config as it is found from here; what is none, such as a name on a hub,
-        stays."""
+        """A path of the config as it is found from here; a name on a hub stays."""
         place = self.root / name
         return name if self.at_home or not place.exists() else os.path.abspath(place)
 
@@ -389,13 +388,11 @@ class Ledger:
         that was restored from an older copy; a sentence of each. A copy of one that is known under
         another name is none."""
         known, says = self.accepted(), "no line says that it was carried out: was the end removed?"
-        paths = sorted(self.folder.glob("*/record.json"))
-        strange = [one for one in paths if one.parent.name not in known]
-        records = {entry.get("record") for entry in self.entries()} if strange else ()
+        records = {entry.get("record") for entry in self.entries()}
         return {
             one.parent.name: f"{one}: {says}"
-            for one in strange
-            if not (one.is_file() and digest(one) in records)
+            for one in sorted(self.folder.glob("*/record.json"))
+            if one.parent.name not in known and not (one.is_file() and digest(one) in records)
         }
 
     def goes_on_from(self, copy: Mapping[str, Any]) -> str:

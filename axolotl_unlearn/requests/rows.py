@@ -495,8 +495,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
 
     Returns:
         The list, its digests, how many of them are new, and the requests of whose rows nothing can
-        be put on the list: they have no text of their own, or are gone and `erase`, which lists
-        them first, has not removed them.
+        be put on the list: without a text of their own, or gone and not by `erase`.
 
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.

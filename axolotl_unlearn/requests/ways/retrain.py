@@ -119,8 +119,7 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
     models = [shas(Path(before["model"]))] if before["adapter"] is None else []
     for folder in Ledger(request.folder.parent).folders():  # what it made, and what it began with
-        began = Request.load(folder).facts["before"]
-        models += [shas(folder / "model"), {*began.get("files", ())}]
+        models += [shas(folder / "model"), {*Request.load(folder).facts["before"].get("files", ())}]
     own = shas(base)
     if config.get("lora_model_dir"):
         why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
