@@ -367,6 +367,19 @@ def test_an_archived_request_that_erased_nothing_stops_none(home):
     assert "then searching again" in said("erase", second, "--yes").output
 
 
+def test_a_backup_beside_a_request_is_no_request(home):
+    """Each audit ended with 1, the verdict of each later request was *not shown*, and the old model
+    stayed for a request that was not carried out yet."""
+    folder = Path("requests/2026-001")
+    backup = shutil.copytree(folder, "requests/2026-001-backup")
+    assert verify(folder).ledger == "whole" and not Ledger("requests").unknown()
+    weights = Path("out/tuned/adapter_model.safetensors")
+    assert {item.path: item.why for item in plan(folder).items}[weights] is None
+    with (Path(backup) / "record.json").open("a") as file:
+        file.write(" ")
+    assert [*Ledger("requests").unknown()] == ["2026-001-backup"]
+
+
 def test_a_damaged_list_of_an_earlier_run_is_none(home):
     said("erase", "requests/2026-001", "--yes")
     Path("requests/2026-001/erased.json").write_text('{"removed": [')
@@ -677,6 +690,32 @@ def test_a_model_that_the_new_one_stands_on_stays(home):
     old = adapter_folder(Path("out/full-adapter"), full)
     folder = another("2026-003", str(full), str(old), outputs={"output_dir": "out/full"})
     assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
+
+
+def test_from_elsewhere_the_same_is_verified_answered_and_kept(home, monkeypatch):
+    """The base of an exact request was looked for in the working folder: `verify` called its model
+    another one, and what the current model stands on was removed."""
+    model_folder(Path("out/full"), b"tuned in full")
+    outputs, before = {"output_dir": "out/full"}, {"model": "out/full", "adapter": None}
+    write(first := finished_request(Path("requests"), "2026-003", before, outputs=outputs))
+    second = finished_request(
+        Path("requests"), "2026-004", {"model": "out/full", "adapter": "out/tuned"}
+    )
+    write_json(second / "way.json", {"way": "retrain", "base": "out/full"})
+    write(second)
+    (home / "elsewhere").mkdir()
+    found = []
+    for place in (".", "elsewhere"):
+        monkeypatch.chdir(home / place)
+        first, second = (
+            Path(os.path.relpath(home / "requests" / n)) for n in ("2026-003", "2026-004")
+        )
+        assert verify(second).model == "same"
+        said("export", second, "--out", f"{Path.cwd().name}.zip")
+        listed = {item.path.resolve(): item.why for item in plan(first).items}
+        assert listed[home / "out/full/model.safetensors"] == "the current model stands on it"
+        found.append(listed)
+    assert found[0] == found[1]
 
 
 def test_what_was_removed_of_a_model_is_not_counted_as_recorded(home):

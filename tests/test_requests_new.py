@@ -135,6 +135,8 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         assert not [*tmp_path.rglob("*.arrow")]
     monkeypatch.chdir(tmp_path / "base")
     assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
+    plan = answered("plan", "../requests/a")  # "retrain: not open: train.jsonl does not exist"
+    assert [one["way"] for one in plan["ways"] if not one["closed"]] == ["retrain", "match"]
     seen = []
     monkeypatch.setattr(running, "carry_out", lambda *_: seen.append(Path.cwd()))
     with pytest.raises(FileNotFoundError, match="verdict.json"):
@@ -488,6 +490,22 @@ def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path, wi
     assert deleted_rows(tmp_path, data) == {source.id for source in gone}
 
 
+def test_the_last_model_of_another_config_is_not_taken(home, tmp_path):
+    """Of two models in one folder of requests a request of the second began with that of the first,
+    which its `erase` then removed, while the second's old model stayed."""
+    requested(home, tmp_path, name="requests/1")
+    shutil.copytree(home / "tuned", tmp_path / "requests" / "1" / "model")
+    shutil.copytree(home / "tuned", other := tmp_path / "other")
+    model = {"path": "1/model", "digest": None, "base": None}
+    Ledger(tmp_path / "requests").append("accepted", "1", record="0" * 64, model=model, good=True)
+    how = (home, tmp_path, Wanted(where=[("id", "p3")]))
+    with fails("requests.other-output"):
+        requested(*how, "requests/2", output_dir=str(other))
+    second = requested(*how, "requests/2", Options(model=other), output_dir=str(other))
+    assert second.before == str(other)
+    assert requested(*how, "requests/3").before == str(tmp_path / "requests" / "1" / "model")
+
+
 @pytest.mark.parametrize("with_rows", [True, False, "of before"])
 def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_rows):
     """They still stand in the training data; a retain row would teach them again."""
@@ -785,6 +803,7 @@ def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path, monke
     )
     teacher = yaml.safe_load(request.path("teacher.yml").read_text())
     assert teacher.get("unlearn") == changes.get("unlearn")
+    assert len(trained_rows(request.path("teacher.yml")).rows) == 11  # as `match` reads it
     (row,) = encoded(request.folder, "forget", byte_tokenizer())
     learned = bytes(i for i in row.labels if 0 <= i < 256).decode()
     assert learned == "Bo3 Berg3 keeps 3 bees near well 21."

@@ -123,6 +123,19 @@ def test_rows_that_cannot_be_listed_are_said(tmp_path, row):
     assert ANSWER in (tmp_path / "allowed.jsonl").read_text("utf-8"), "filtered all the same"
 
 
+@pytest.mark.parametrize("gone", ["folder", "rows"])
+def test_a_request_whose_rows_are_gone_is_said(folder, gone):
+    """One that was moved away was on no list, without a word: its rows could be learned again."""
+    second = finished_request(folder.parent, "2", forget=[{"id": "r", "row": FORMS["alpaca"]}])
+    write(second)
+    shutil.move(second / ("data" if gone == "rows" else ""), folder.parents[1] / "archived")
+    for _ in range(2):  # `erase` of the first writes a list without them
+        assert "of request 2 can be put" in said("suppress", folder.parent, code=2).output
+        said("erase", folder, "--yes", "--with-data")
+    shutil.move(folder.parents[1] / "archived", second / ("data" if gone == "rows" else ""))
+    said("suppress", folder.parent)
+
+
 def strategy(role: str, file: Path, data: dict):
     """The config of a run on one file, and what reads its rows."""
     entry = {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}

@@ -18,6 +18,7 @@ from axolotl.common.datasets import load_datasets
 from axolotl.loaders.model import ModelLoader
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from merging_models import tiny_adapter
 from requests_folder import answered, finished_request, model_folder, said
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
@@ -134,7 +135,13 @@ def repeated(made: Request, home: Path, folder: Path) -> None:  # noqa: F811
         repeat(made.folder, home / "tuned")
 
 
-def test_rows_that_a_training_would_read_otherwise_end_in_no_model(home, tmp_path, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("way", ["retrain", "match"])
+def test_rows_that_a_training_would_read_otherwise_end_in_no_model(
+    home,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    way,
+):
     """Texts of a parquet file that are all dates were times in the JSON lines without the rows: the
     weights were not those of a plain run, and the record said exact."""
     rows = [{"instruction": f"Who was born then, of {n}?", "input": f"19{n}-05-01", "output": "Bo"}
@@ -147,7 +154,7 @@ def test_rows_that_a_training_would_read_otherwise_end_in_no_model(home, tmp_pat
     half = made.path("work", "prepared", "half")  # of a start that was killed
     half.mkdir(parents=True)
     with fails("requests.other-data"):
-        train(made, "retrain")
+        train(made, way)
     assert not half.exists()
 
 
@@ -511,6 +518,22 @@ def test_a_base_that_may_have_read_the_rows_is_refused(home, tmp_path):  # noqa:
             retrain.prepare(made)
         closed = next(one.closed for one in plan(made) if one.way == "retrain")
         assert "--way match" in closed
+
+
+def test_a_base_that_an_earlier_request_began_with_is_refused(home, tmp_path):  # noqa: F811
+    """A LoRA on the full model of the first request, which has read that one's rows: it was called
+    exact, without a row of an earlier request."""
+    settings = bound_home(home, tmp_path)
+    requested(home, tmp_path, name="requests/1", **settings)
+    model = {"path": "1/model", "digest": None, "base": None}
+    Ledger(tmp_path / "requests").append("accepted", "1", record="0" * 64, model=model, good=True)
+    settings |= LORA | {"base_model": str(shutil.copytree(home / "tuned", tmp_path / "copy"))}
+    tiny_adapter(tmp_path / "adapter", tmp_path / "copy")
+    made = Options(model=tmp_path / "adapter")
+    second = requested(home, tmp_path, Wanted(where=[("id", "p3")]), "requests/2", made, **settings)
+    shutil.rmtree(tmp_path / "tuned")  # `erase` of the first
+    with fails("requests.base-has-read"):
+        retrain.prepare(second)
 
 
 def test_of_two_requests_the_second_trains_again(home, tmp_path, monkeypatch):  # noqa: F811

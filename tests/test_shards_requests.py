@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
+from merging_models import tiny_adapter
 from requests_folder import finished_request, model_folder
 from test_requests_new import chat, config, write
 from test_requests_run import kill_when, start
@@ -208,6 +209,39 @@ def test_of_another_version_or_device_no_adapter_is_kept(home, monkeypatch, part
         monkeypatch.setattr(bound, "versions", lambda: installed | {part: "0"})
     after = shards._keys(rows, given, facts)
     assert before.keys() == after.keys() and not {*before.values()} & {*after.values()}
+
+
+@pytest.mark.parametrize("behind", ["requests", "shards"])
+def test_shards_and_requests_find_each_other_behind_a_link(home, tmp_path, monkeypatch, behind):
+    """A request behind one found no shards after `plan` had; shards behind one lost their model
+    with the first request, so that all of them were trained again when rows were added."""
+    (real := tmp_path / "real").mkdir()
+    (there := tmp_path / "disk" / "deep" / behind).mkdir(parents=True)
+    monkeypatch.chdir(real)
+    Path(behind).symlink_to(there)
+    kept = []
+
+    def routed(path, facts, rows, run, work, keep, out):
+        kept.append(weights(keep) == facts["model"])
+        shutil.rmtree(out, ignore_errors=True)
+        for shard in rows:
+            tiny_adapter(out / f"shard-{shard}", home / "base", train_seed=len(kept))
+        shutil.copy(out / f"shard-{shard}" / "adapter_config.json", out)
+        (out / ROUTER).write_text(str(len(kept)))
+        return shards._keys(rows, rows_of.read_config(path), facts), [*rows]
+
+    monkeypatch.setattr(shards, "make_routed", routed)
+    path, out, wanted = settings(home), Path("shards"), Wanted(where=[("id", "ada-quill")])
+    train_shards(path, out, "id", COUNT, threads=1, key=KEY)
+    made = new_request(path, Path("requests/1"), wanted, Options(model=out / "model")).request
+    with running(made, threads=1) as run:
+        take(made, "shards")
+        shards.make(made, run)
+    made.path("work", "model").replace(made.path("model"))
+    shards.hand_over(made)
+    assert shards.told_of(made).samefile(out) and shards.outputs(made)[0].samefile(out)
+    train_shards(path, out, "id", COUNT, threads=1, key=KEY)
+    assert all(kept)
 
 
 @pytest.mark.slow

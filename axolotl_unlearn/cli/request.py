@@ -152,11 +152,13 @@ def plan(folder: Path):
     few_logs()
     from axolotl_unlearn.requests import ways
     from axolotl_unlearn.requests.new import LEAST_HELDOUT
-    from axolotl_unlearn.requests.request import Request, lines_of
+    from axolotl_unlearn.requests.request import at_root, lines_of
     from axolotl_unlearn.requests.verdict import needed
 
-    request = Request.load(folder)
-    costs, counts = ways.plan(request), request.facts["counts"]
+    with at_root(folder) as request:
+        costs, counts = ways.plan(request), request.facts["counts"]
+        # Of a long text there are several rows.
+        documents = len({row["id"] for row in lines_of(request.folder, "forget")})
     taken = ways.choose(costs)
     said = [
         f"{cost.way:8}  not open: {cost.closed}"
@@ -164,8 +166,6 @@ def plan(folder: Path):
         else f"{cost.way:8}  {cost.reads:.0f} rows read; {cost.shows}"
         for cost in costs
     ]
-    # Of a long text there are several rows.
-    documents = len({row["id"] for row in lines_of(request.folder, "forget")})
     match = any(cost.way == "match" and not cost.closed for cost in costs)
     if few := match and needed(documents, counts["judge"]):
         held = f"{counted(counts['judge'], 'held-out row')} that judge"
@@ -447,7 +447,7 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
         said.append(f"{out}: {counted(kept, 'row')} of {rows}; left out, deleted before: {gone}")
     if unlisted:
         says = f"{'; '.join(said)}; but nothing of request {unlisted[0]} can be put on the list"
-        why = "its rows have no text, or only those of kept rows"
+        why = "its rows are gone, have no text, or only those of kept rows"
         cure = "take care yourself that they are not learned again"
         raise UnlearnError(f"{says}: {why}; {cure}.", code="requests.nothing-suppressed")
     return Answer(facts, said)

@@ -583,16 +583,18 @@ def _reasons(request: Request, config: Mapping[str, Any]) -> Callable[[Path], st
     """Why a place stays; of two reasons the first."""
     ledger, requests = Ledger(request.folder.parent), request.folder.parent
     current, done = ledger.current() or {}, ledger.accepted()
+    bases = (current.get("base") or {}).get("name"), request.way["base"]
+    below, own = (name and request.here(name) for name in bases)
     models = [
         (current.get("path"), "it is the current model"),
-        ((current.get("base") or {}).get("name"), "the current model stands on it"),
-        (request.way["base"] or request.path("model"), "the model of this request stands on it"),
+        (below, "the current model stands on it"),
+        (own or request.path("model"), "the model of this request stands on it"),
         (request.facts["base"], "it is the base model"),
     ]
     for path in sorted(requests.glob("*/request.json")):
-        if (name := path.parent.name) not in done:
-            why = f"request {name!r}, which was not carried out yet, begins with it"
-            before = Request.load(path.parent).facts["before"]
+        if path.parent.name not in done and (one := Request.load(path.parent)).id not in done:
+            why = f"request {one.id!r}, which was not carried out yet, begins with it"
+            before = one.facts["before"]
             models += [(source, why) for source in (before["adapter"], before["model"])]
     data = [
         (request.root / name, f"the config reads it (`{key}`)")

@@ -255,9 +255,18 @@ def model_before(
     """``{"model", "adapter"}``: what was given, the last model of the ledger, or the config's.
 
     Raises:
-        UnlearnError: It is not there, or it is an adapter of another base.
+        UnlearnError: It is not there, of another base, or the ledger's and of another config.
     """
-    current = Ledger(requests).current()
+    ledger = Ledger(requests)
+    current = ledger.current()
+    if current and not given:
+        last = Request.load([*ledger.folders()][-1])
+        was = rows_of.read_config(last.path("finetune.yml")).get("output_dir")
+        out = str(config.get("output_dir"))
+        if was and (last.root / str(was)).resolve() != Path(out).resolve():
+            says = f"{config_path} writes to {out}, but the last model of the ledger"
+            cure = f"({current['path']}) is of a config that writes to {was}"
+            raise fault("requests.other-output", f"{says} {cure}; name the model with --model.")
     path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
     base = str(config["base_model"])
     if not path.is_dir() or not any(path.glob("*.safetensors")):

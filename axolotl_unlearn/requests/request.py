@@ -35,7 +35,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -99,10 +99,9 @@ class Request:
             sound = False
         if not sound:
             raise fault("requests.version", f"{path} is not of this version; {again}.")
-        if away and request.root.is_dir():
-            for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
-                if holder.get(key) and (place := request.root / holder[key]).exists():
-                    holder[key] = os.path.abspath(place)
+        for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
+            if away and holder.get(key):
+                holder[key] = request.here(holder[key])
         return request
 
     @property
@@ -125,6 +124,11 @@ class Request:
         )
         there = (link / self.facts["config"]["path"]).is_file() or not real.is_dir()
         return link if there else real
+
+    def here(self, name: str) -> str:
+        """A path of the config as it is found from here; a name on a hub stays."""
+        place = self.root / name
+        return name if self.at_home or not place.exists() else os.path.abspath(place)
 
     @property
     def before(self) -> str:
@@ -157,7 +161,7 @@ class Request:
     def made(self, place: Path) -> str:
         """The result at another place."""
         base = self.way["base"]
-        return f"{base}+{place}" if base else str(place)
+        return f"{self.here(base)}+{place}" if base else str(place)
 
     @property
     def newest(self) -> Path:
@@ -176,6 +180,18 @@ class Request:
     def rows(self, part: str) -> Path:
         """The file of forget, retain or heldout rows."""
         return self.path("data", f"{part}.jsonl")
+
+
+@contextmanager
+def at_root(folder: Path | str) -> Iterator[Request]:
+    """A request, where `request new` ran: paths of its configs are relative to it."""
+    request = Request.load(folder)
+    if request.at_home or not request.root.is_dir():
+        yield request
+        return
+    place = request.folder.absolute()
+    with chdir(request.root):
+        yield Request.load(place)
 
 
 # --- the ledger ----------------------------------------------------------------------------------
@@ -369,10 +385,15 @@ class Ledger:
 
     def unknown(self) -> dict[str, str]:
         """Requests with a record though no line says that they were carried out, as of a ledger
-        that was restored from an older copy; a sentence of each."""
+        that was restored from an older copy; a sentence of each. A copy of one that is known under
+        another name is none."""
         known, says = self.accepted(), "no line says that it was carried out: was the end removed?"
-        paths = sorted(self.folder.glob("*/record.json"))
-        return {one.parent.name: f"{one}: {says}" for one in paths if one.parent.name not in known}
+        records = {entry.get("record") for entry in self.entries()}
+        return {
+            one.parent.name: f"{one}: {says}"
+            for one in sorted(self.folder.glob("*/record.json"))
+            if one.parent.name not in known and not (one.is_file() and digest(one) in records)
+        }
 
     def goes_on_from(self, copy: Mapping[str, Any]) -> str:
         """Compare with a head that was kept elsewhere (`read_head`); a sentence.

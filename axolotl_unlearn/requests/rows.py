@@ -495,11 +495,13 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
 
     Returns:
         The list, its digests, how many of them are new, and the requests of whose rows nothing can
-        be put on the list.
+        be put on the list: without a text of their own, or gone and not by `erase`.
 
     Raises:
         UnlearnError: A broken ledger, or a list that was changed.
     """
+    from axolotl_unlearn.requests.verify import erased
+
     ledger = Ledger(requests)
     path, key, folders = ledger.folder / LIST, ledger.key(), sorted(ledger.accepted())
     if key is None or not folders:
@@ -520,7 +522,8 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
 
         listed = of(*DELETED) - of(*STAYS)
         digests |= listed
-        if not listed and (folder / "data" / "forget.jsonl").is_file():
+        there = (folder / "data" / "forget.jsonl").is_file()
+        if not listed and (there or not erased(ledger, folder, "data/forget.jsonl")):
             unlisted.append(folder.name)
     Suppression(path, key, frozenset(digests)).write()
     return path, len(digests), len(digests - before.digests), unlisted

@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from axolotl_unlearn.requests.record import RECORD, tried, write
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
+    at_root,
     cores,
     digest,
     fault,
@@ -72,10 +73,7 @@ def run_request(
         cure = "name the folder as it was, or make the request again"
         raise fault("requests.renamed", f"{says}; {cure}.")
     with ExitStack() as stack:
-        if not request.at_home and request.root.is_dir():
-            place = request.folder.absolute()
-            stack.enter_context(chdir(request.root))
-            request = Request.load(place)
+        request = stack.enter_context(at_root(folder))
         stack.callback(os.umask, os.umask(0o077))
         # Of two requests at once each would train on the rows that the other deletes.
         stack.enter_context(held(request.folder.parent))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import Ledger, Request, fault
-from axolotl_unlearn.requests.rows import read_config
+from axolotl_unlearn.requests.rows import read_config, trained_rows
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.shards import is_routed
@@ -73,4 +74,7 @@ def make(request: Request, run: Steps) -> None:
         config = request.path(f"{name}.yml")
         with run.step(name, title, inputs=[config, *data]) as due:
             if due:
+                if name == "teacher":  # Axolotl reads its rows as it read those of the user's files
+                    shutil.rmtree(request.path("work", "prepared"), ignore_errors=True)
+                    trained_rows(config)
                 run.train(name, config, request.path("work", made))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Ledger,
     Request,
+    at_root,
     digest,
     fault,
     held,
-    home,
     read_json,
     shas,
     weights,
@@ -118,14 +117,15 @@ def _read(request: Request) -> dict[str, Any]:
 def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
     """Raises `UnlearnError`: what the training begins with has read the rows, or may have."""
     base, before, why = Path(str(config["base_model"])), request.facts["before"], ""
-    folders = [Path(before["model"])] if before["adapter"] is None else []
-    folders += [folder / "model" for folder in Ledger(request.folder.parent).folders()]
+    models = [shas(Path(before["model"]))] if before["adapter"] is None else []
+    for folder in Ledger(request.folder.parent).folders():  # what it made, and what it began with
+        models += [shas(folder / "model"), {*Request.load(folder).facts["before"].get("files", ())}]
     own = shas(base)
     if config.get("lora_model_dir"):
         why, code = "`lora_model_dir` is an adapter that may have", "begins-with-an-adapter"
     elif (base / ADAPTER_CONFIG).is_file():
         why, code = f"`base_model: {base}` is an adapter that may have", "base-is-an-adapter"
-    elif own and any(own <= shas(folder) for folder in folders):
+    elif own and any(map(own.issubset, models)):
         why, code = f"`base_model: {base}` is a model of requests that has", "base-has-read"
     if why:
         says = f"{request.path('finetune.yml')}: {why} read the rows"
@@ -219,11 +219,9 @@ def repeat(folder: Path, base: Path | None = None, rows: Path | None = None) -> 
         UnlearnError: Base, rows, config, packages or device are not those of the record; or the
             training ends with other weights.
     """
-    folder = home(folder).absolute()
     base, rows = (one and one.absolute() for one in (base, rows))
-    root = Request.load(folder).root
-    with chdir(root if root.is_dir() else Path()):  # paths of the config are relative to it
-        return _again(Request.load(folder), base, rows)
+    with at_root(folder) as request:
+        return _again(request, base, rows)
 
 
 def _again(request: Request, base: Path | None, rows: Path | None) -> str:

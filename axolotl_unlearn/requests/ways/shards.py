@@ -325,7 +325,7 @@ def _plan(request: Request) -> tuple[dict[str, Any], rows_of.Sides, dict[str, An
     again = sorted((s for s in known | keys if keys.get(s) != known.get(s)), key=int)
     reads = sum(len(part) for shard in again for part in rows.get(shard, ()))
     way = {"way": "shards", "base": str(config["base_model"]), "of": facts["count"],
-           "shards": os.path.relpath(folder, request.folder), "before": known, "keys": keys,
+           "shards": _from(request.folder, folder), "before": known, "keys": keys,
            "again": again, "reads": reads * float(config.get("num_epochs") or 1)}  # fmt: skip
     return way, left, now
 
@@ -348,7 +348,7 @@ def prepare(request: Request) -> dict[str, Any]:
     known = request.way
     if known["way"] == "shards":
         folder = request.path(known["shards"])
-        if load(folder)["current"] == os.path.relpath(request.path("model"), folder):
+        if load(folder)["current"] == _from(folder, request.path("model")):
             return dict(known)  # killed after it was handed over
     way, left, now = _plan(request)
     return way | retrain.rest(request, left, now)
@@ -406,7 +406,7 @@ def hand_over(request: Request) -> None:
     with held(folder):
         facts = require(request)
         facts |= {"keys": request.way["keys"], "deleted": _deleted(request, facts),
-                  "model": weights(model), "current": os.path.relpath(model, folder)}  # fmt: skip
+                  "model": weights(model), "current": _from(folder, model)}  # fmt: skip
         write_json(folder / FACTS, facts)
 
 
@@ -448,6 +448,11 @@ def told_of(request: Request) -> Path | None:
     return None
 
 
+def _from(folder: Path, place: Path) -> str:
+    """The way from a folder to a place, where both may lie behind links."""
+    return os.path.relpath(place.resolve(), folder.resolve())
+
+
 def _folder(model: Path) -> Path:
     """Of the shards of a routed model: beside it, or named by the request that made it."""
     return model.parent / (read_json(model.parent / WAY) or {}).get("shards", "")
@@ -455,7 +460,7 @@ def _folder(model: Path) -> Path:
 
 def outputs(request: Request) -> list[Path]:
     """Folders that hold the old adapters, for `erase`."""
-    return [Path(os.path.normpath(request.path(request.way["shards"])))]
+    return [request.path(request.way["shards"]).resolve()]
 
 
 if __name__ == "__main__":
