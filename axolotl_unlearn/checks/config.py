@@ -144,6 +144,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
     anew = any(phase.fresh_optimizer for phase in args.phases)
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
+    given = cfg.get("chat_template") or cfg.get("chat_template_jinja")
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
     return told(
@@ -187,7 +188,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns),
          "`unfrozen_parameters` trains weights outside of the adapter, which its folder does not "
          "hold, or none: remove it or `adapter`, or name the module in `lora_modules_to_save`."),
-        (asked and here and not cfg.get("chat_template") and not has_chat_template(name),
+        (asked and here and not given and not has_chat_template(name),
          f"{name} has no chat template, which `unlearn.data` asks for; set `chat_template:` to the "
          "one that the model learned with, or use `unlearn.data.template`."),
     )  # fmt: skip
