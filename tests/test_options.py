@@ -126,6 +126,23 @@ def test_an_option_has_an_effect_beside_another(stage):  # noqa: F811
         assert f"`{key}: {option[key]}` has no effect" in axolotl_options.noted(without)[key]
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "sinkgd"])
+def test_rates_that_an_optimizer_does_not_ask_for_are_noted(stage, optimizer):  # noqa: F811
+    """It makes groups of weights by itself, and the config's were gone without a word."""
+    given = RUN | {"optimizer": optimizer, "max_steps": 1, "save_steps": 1}
+    one = adapter(train(stage, "rates-own", **given))
+    for rates in (
+        {"lr_groups": [{"name": "q", "modules": ["q_proj"], "lr": 1e-1}]},
+        {"loraplus_lr_ratio": 8},
+    ):
+        (key,) = rates
+        assert key not in axolotl_options.noted(config(stage, "x") | rates)
+        noted = axolotl_options.noted(config(stage, "x") | given | rates)
+        assert "makes groups of weights of its own" in noted[key]
+        two = adapter(train(stage, "rates-given", **given | rates))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 @pytest.mark.parametrize("given", ["betas=(0.5,0.6)", "momentum", {"betas": [0.5, 0.6]}])
 def test_optimizer_arguments_that_cannot_be_read_are_refused(stage, given):  # noqa: F811
     """They ended in a ValueError when the weights were loaded."""
