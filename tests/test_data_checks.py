@@ -21,9 +21,10 @@ from axolotl_unlearn.checks.config import (
 )
 from axolotl_unlearn.checks.report import check
 from axolotl_unlearn.columns import SIDES, task_number
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_columns, check_entries, check_records
+from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
 
@@ -257,6 +258,21 @@ def test_entries_of_phases_are_counted_together(entry):
     assert check_files(cfg) == []
     phases[1]["forget"]["tasks"] = "stories"
     assert "`unlearn.phases[1].forget[0].tasks`: no forget row" in check_files(cfg)[0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tasks", "documents", "said"),
+    [("question", None, True, True), ("question", None, False, False), (None, None, True, False),
+     ("completion", None, True, False), (None, [7], True, True)],
+)  # fmt: skip
+def test_entries_that_draw_no_document_are_named(kinds, tasks, documents, said):
+    """They looked at documents alone, and did nothing without a word."""
+    given = {"objective": "feature_matching", "kinds": kinds, "tasks": tasks}
+    args = UnlearnArgs(forget=[{"objective": "ga"}, given], retain={"objective": "nll"})
+    counts = RowCounts()
+    counts.rows[("forget", "question", 7)] = 3
+    counts.rows |= {("forget", "completion", 1): 3} if documents else {}
+    assert any("`feature_matching` does nothing" in one for one in counts.notes(args)) == said
 
 
 def test_retain_rows_that_no_entry_is_for_are_named(entry):

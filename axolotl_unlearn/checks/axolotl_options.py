@@ -147,7 +147,7 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
         if name and all(found) and name not in names:
             near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
             yield f"`{key}: {name}` is no {key}{near}."
-    given = cfg.get("optim_args")
+    given, read = cfg.get("optim_args"), TABLE["optim_args"].get(cfg.get("optimizer"))
     if isinstance(given, dict):  # Axolotl's own optimizers take it as it is
         own = cfg.get("optimizer") in _named(_NAMES["optimizer"][1])
         given = "" if own else ",".join(f"{key}={value}" for key, value in given.items())
@@ -155,6 +155,14 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
         yield (
             f"`optim_args: {cfg['optim_args']}` cannot be read: it is split at each comma and `=`; "
             "give single numbers or words, such as {momentum: 0.9}."
+        )
+    elif given and read:
+        keys = [part.partition("=")[0].strip() for part in str(given).split(",")]
+        yield from (
+            f"`optim_args`: {key!r} is not read with `optimizer: {cfg['optimizer']}`, which would "
+            f"run without it{nearest(key, read)}; there are {', '.join(read)}."
+            for key in keys
+            if key not in read
         )
     if isinstance(pattern := cfg.get("lora_target_modules"), str):
         try:

@@ -289,9 +289,14 @@ def setting_notes(cfg: dict) -> list[str]:
     parts = cfg.get("gradient_accumulation_steps") or 1
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
-    types = [str(row.get("type")) for row in args.data.rows] if args else []
+    rows = [*args.data.rows, *(cfg.get("datasets") or [])] if args else []
+    types = [str(dict(row).get("type")) for row in rows]
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
+    looks = _every(cfg, "eval") or cfg.get("eval_strategy") or cfg.get("evaluation_strategy")
     return told(
+        (cfg.get("test_datasets") and not looks,
+         "`test_datasets` are never evaluated: set `eval_steps`, or `evals_per_epoch` of a run of "
+         "more than one."),
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
