@@ -308,9 +308,10 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
 def _check_groups(cfg: DictDefault, trainer: Any) -> None:
     """Axolotl looks for names of modules in those of weights, and takes one that is in none; norms,
     biases, embeddings and heads have groups of their own, whatever `lr_groups` say."""
-    groups = trainer.create_optimizer_grouped_parameters(
-        trainer.model, {"lr": trainer.args.learning_rate}
-    )
+    if not (cfg.lr_groups or cfg.embedding_lr or cfg.embedding_lr_scale):
+        return
+    common = {"lr": trainer.args.learning_rate}
+    groups = trainer.create_optimizer_grouped_parameters(trainer.model, common)
     rates = {id(weight): group["lr"] for group in groups for weight in group["params"]}
     named = [(name, rates.get(id(weight))) for name, weight in trainer.model.named_parameters()]
     for group in cfg.lr_groups or ():
@@ -323,7 +324,7 @@ def _check_groups(cfg: DictDefault, trainer: Any) -> None:
                     code="training.no-module",
                 )
     key = "embedding_lr_scale" if cfg.embedding_lr_scale else "embedding_lr"
-    rate = trainer.args.learning_rate * (cfg.embedding_lr_scale or 0) or cfg.embedding_lr
+    rate = common["lr"] * (cfg.embedding_lr_scale or 0) or cfg.embedding_lr
     if rate and rate not in rates.values():
         LOG.warning("`%s: %s` has no effect: no embedding or head is trained.", key, cfg[key])
 

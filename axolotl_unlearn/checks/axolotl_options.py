@@ -157,13 +157,12 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
             "give single numbers or words, such as {momentum: 0.9}."
         )
     elif given and read:
-        keys = [part.partition("=")[0].strip() for part in str(given).split(",")]
-        yield from (
-            f"`optim_args`: {key!r} is not read with `optimizer: {cfg['optimizer']}`, which would "
-            f"run without it{nearest(key, read)}; there are {', '.join(read)}."
-            for key in keys
-            if key not in read
-        )
+        for key in (part.partition("=")[0].strip() for part in str(given).split(",")):
+            if key not in read:
+                yield (
+                    f"`optim_args`: {key!r} is not read with `optimizer: {cfg['optimizer']}` and "
+                    f"would be left out{nearest(key, read)}; there are {', '.join(read)}."
+                )
     if isinstance(pattern := cfg.get("lora_target_modules"), str):
         try:
             re.compile(pattern)

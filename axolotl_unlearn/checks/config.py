@@ -179,9 +179,9 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
            f"give `{what}_steps`.") for what in ("save", "eval")),
         (anew and cfg.get("deepspeed"),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
-        (anew and str(cfg.get("optimizer")).startswith("schedule_free"),
-         f"`optimizer: {cfg.get('optimizer')}` keeps its average and its steps beside the moments "
-         "that `fresh_optimizer` of a phase empties; use adamw_torch."),
+        (anew and re.match("schedule_free|muon$", str(cfg.get("optimizer"))),
+         f"`optimizer: {cfg.get('optimizer')}` keeps more than the moments that `fresh_optimizer` "
+         "of a phase empties; use adamw_torch."),
         (sharding and args.level,
          "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
          "train on one device or with DDP."),
