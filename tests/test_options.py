@@ -303,6 +303,27 @@ def test_looks_that_a_run_never_reaches_are_said(stage):  # noqa: F811
         assert ("`unlearn.level.every: 6` is not reached" in notes) == said
 
 
+def test_a_schedule_is_refused_or_can_be_made(stage):  # noqa: F811
+    """One that needs settings, or evaluations, ended in a traceback when the weights were loaded
+    and the teacher had read all rows."""
+    from transformers import SchedulerType, get_scheduler
+
+    for name in SchedulerType:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 1.0)
+        can = name not in ("reduce_lr_on_plateau", "greedy")  # without evaluations
+        try:
+            get_scheduler(name, optimizer, 0, 9)
+        except (TypeError, ValueError):
+            can = False
+        cfg = config(stage, "x") | {"lr_scheduler": name.value}
+        said = [one for one in config_faults(cfg) if "`lr_scheduler:" in one]
+        assert bool(said) != can, (name, said)
+    looked = {"lr_scheduler": "greedy", "test_datasets": config(stage, "x")["datasets"]}
+    set_ = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5}}
+    assert not config_faults(config(stage, "x") | looked)
+    assert not config_faults(config(stage, "x") | set_)
+
+
 def optimizers() -> list[str]:
     from axolotl.utils.schemas.enums import CustomSupportedOptimizers
     from transformers.training_args import OptimizerNames

@@ -48,7 +48,7 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> Iterator[str]:
         rows: whether rows are read by Axolotl's own types (``unlearn.data.rows``).
     """
     for group in TABLE["refused"]:
-        if rows and group.get("unless") == "rows":
+        if any({**cfg, "unlearn.data.rows": rows}.get(key) for key in group.get("unless", ())):
             continue
         values = group.get("values", {})
         for option in [*group["options"], *values]:
