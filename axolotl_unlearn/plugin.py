@@ -318,15 +318,13 @@ def _check_groups(cfg: DictDefault, trainer: Any) -> None:
         for given in group["modules"]:
             if not any(given in name and rate == group["lr"] for name, rate in named):
                 raise UnlearnError(
-                    f"`lr_groups` has {given!r}, whose learning rate no weight would get: it is in "
-                    "the name of none that is trained, or only of norms, biases, embeddings or "
-                    "heads (`embedding_lr`); correct or remove it.",
+                    f"`lr_groups` has {given!r}, whose rate no weight would get: none that is "
+                    "trained, or norms, biases, embeddings or heads alone have it in their names.",
                     code="training.no-module",
                 )
-    key = "embedding_lr_scale" if cfg.embedding_lr_scale else "embedding_lr"
     rate = common["lr"] * (cfg.embedding_lr_scale or 0) or cfg.embedding_lr
     if rate and rate not in rates.values():
-        LOG.warning("`%s: %s` has no effect: no embedding or head is trained.", key, cfg[key])
+        LOG.warning("`embedding_lr`, or its scale, does nothing: no embedding or head is trained.")
 
 
 def _check_teachers(cfg: DictDefault) -> None:

@@ -147,7 +147,7 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
         if name and all(found) and name not in names:
             near = nearest(name, names) or f"; there are {', '.join(sorted(names))}"
             yield f"`{key}: {name}` is no {key}{near}."
-    given, read = cfg.get("optim_args"), TABLE["optim_args"].get(cfg.get("optimizer"))
+    given = cfg.get("optim_args")
     if isinstance(given, dict):  # Axolotl's own optimizers take it as it is
         own = cfg.get("optimizer") in _named(_NAMES["optimizer"][1])
         given = "" if own else ",".join(f"{key}={value}" for key, value in given.items())
@@ -156,18 +156,22 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
             f"`optim_args: {cfg['optim_args']}` cannot be read: it is split at each comma and `=`; "
             "give single numbers or words, such as {momentum: 0.9}."
         )
-    elif given and read:
-        for key in (part.partition("=")[0].strip() for part in str(given).split(",")):
-            if key not in read:
-                yield (
-                    f"`optim_args`: {key!r} is not read with `optimizer: {cfg['optimizer']}` and "
-                    f"would be left out{nearest(key, read)}; there are {', '.join(read)}."
-                )
     if isinstance(pattern := cfg.get("lora_target_modules"), str):
         try:
             re.compile(pattern)
         except re.error as error:
             yield f"`lora_target_modules: {pattern}` is no pattern ({error}); correct it."
+
+
+def dropped(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each key of ``optim_args`` that transformers leaves unread."""
+    given, read = cfg.get("optim_args") or {}, TABLE["optim_args"].get(cfg.get("optimizer"))
+    keys = given if isinstance(given, dict) else re.findall(r"(\w+) *=", str(given))
+    return [
+        f"`optim_args`: {cfg['optimizer']} does not read {key!r}, but {', '.join(read)}."
+        for key in keys
+        if read and key not in read
+    ]
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:

@@ -310,6 +310,7 @@ def setting_notes(cfg: dict) -> list[str]:
         (half and args and args.teacher and args.original is None,
          f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
          "the model before it as `unlearn.original`."),
+        *((True, one) for one in axolotl_options.dropped(cfg)),
         *((True, f"`{key}: {cfg[key]!r}` does nothing here: the adapter of `lora_model_dir` stays "
            f"as it was made ({there!r}).") for key, there in _not_taken(cfg)),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),

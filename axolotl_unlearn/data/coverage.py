@@ -118,9 +118,8 @@ class RowCounts:
             f"`{entry.objective}` does nothing: it looks at documents alone where there are any to "
             "forget, and its entry is for none of them."
             for entry in args.forget
-            if OBJECTIVES[entry.objective].against_heldout
-            and documents
-            and not any(entry.is_for(*group[1:]) for group in documents)
+            if documents and OBJECTIVES[entry.objective].against_heldout
+            if not any(entry.is_for(*group[1:]) for group in documents)
         ]
 
     def _of_side(self, side: str) -> Counter:
