@@ -319,7 +319,7 @@ def _check_groups(cfg: DictDefault, trainer: Any) -> None:
             if not any(given in name and rate == group["lr"] for name, rate in named):
                 raise UnlearnError(
                     f"`lr_groups` has {given!r}, whose rate no weight would get: none that is "
-                    "trained, or norms, biases, embeddings or heads alone have it in their names.",
+                    "trained has that name, or norms, biases and embeddings alone; correct it.",
                     code="training.no-module",
                 )
     rate = common["lr"] * (cfg.embedding_lr_scale or 0) or cfg.embedding_lr
