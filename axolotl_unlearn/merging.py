@@ -128,9 +128,15 @@ def _unknown(recipe: Mapping[str, Any], base: Any, named: list[Any]) -> Iterator
         for key in sorted(k for k in its.keys() & known.keys() if known[k].scope in scopes):
             says = f"{one}: mergekit does not read `{key}` here; put it under `parameters`"
             yield "unknown-parameter", f"{says} of the recipe, or remove it."
+    held = [*zip(named, own, strict=True), *[(base, {})] * (base not in named)]
+    try:
+        method.spec.contract.validate_ids([one for one, _ in held], base)
+    except ValueError as error:
+        yield "not-read", f"{name}: {error}; correct `models`."
+    alike = method.spec.contract.base.name == "IGNORED"  # the base is one of the models to it
     for key in (key for key, one in known.items() if one.required and key not in common):
-        for one, its in zip(named, own, strict=True):
-            if key not in its and one != base:
+        for one, its in held:
+            if key not in its and (alike or one != base):
                 yield "no-parameter", f"{one} has no `{key}`; {name} needs it: write it."
     for key, setting in (pair for one in (common, *own) for pair in one.items()):
         cases = [x for x in setting if isinstance(x, Mapping)] if isinstance(setting, list) else []

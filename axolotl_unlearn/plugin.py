@@ -108,7 +108,7 @@ class UnlearnPlugin(BasePlugin):
                 "start them by torchrun, with ACCELERATE_USE_CPU=true where there is no GPU."
             )
         _check_trained(unlearn_config(cfg), trainer.model)
-        _check_groups(cfg, trainer.model)
+        _check_groups(cfg, trainer)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -305,16 +305,26 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
         raise UnlearnError(" ".join(faults))
 
 
-def _check_groups(cfg: DictDefault, model: Any) -> None:
-    """Axolotl looks for names of modules in those of weights, and takes one that is in none."""
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for given in (name for group in cfg.lr_groups or () for name in group["modules"]):
-        if not any(given in name for name in trained):
-            raise UnlearnError(
-                f"`lr_groups` has {given!r}, which is in the name of no weight that is trained, so "
-                "its learning rate would be that of the others; correct or remove it.",
-                code="training.no-module",
-            )
+def _check_groups(cfg: DictDefault, trainer: Any) -> None:
+    """Axolotl looks for names of modules in those of weights, and takes one that is in none; norms,
+    biases, embeddings and heads have groups of their own, whatever `lr_groups` say."""
+    if not (cfg.lr_groups or cfg.embedding_lr or cfg.embedding_lr_scale):
+        return
+    common = {"lr": trainer.args.learning_rate}
+    groups = trainer.create_optimizer_grouped_parameters(trainer.model, common)
+    rates = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    named = [(name, rates.get(id(weight))) for name, weight in trainer.model.named_parameters()]
+    for group in cfg.lr_groups or ():
+        for given in group["modules"]:
+            if not any(given in name and rate == group["lr"] for name, rate in named):
+                raise UnlearnError(
+                    f"`lr_groups` has {given!r}, whose rate no weight would get: none that is "
+                    "trained has that name, or norms, biases and embeddings alone; correct it.",
+                    code="training.no-module",
+                )
+    rate = common["lr"] * (cfg.embedding_lr_scale or 0) or cfg.embedding_lr
+    if rate and rate not in rates.values():
+        LOG.warning("`embedding_lr`, or its scale, does nothing: no embedding or head is trained.")
 
 
 def _check_teachers(cfg: DictDefault) -> None:

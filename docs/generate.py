@@ -166,8 +166,8 @@ def options_page() -> str:
             cell = group["why"]
             if group.get("above"):
                 cell += f" (values above {group['above']})"
-            if group.get("unless"):
-                cell += "; taken beside `unlearn.data.rows`"
+            for key in group.get("unless", ()):
+                cell += f"; taken beside `{key}`"
             if group.get("cure"):
                 cell += f"; {group['cure']}"
             names = ", ".join(f"`{option}`" for option in options)

@@ -21,9 +21,10 @@ from axolotl_unlearn.checks.config import (
 )
 from axolotl_unlearn.checks.report import check
 from axolotl_unlearn.columns import SIDES, task_number
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_columns, check_entries, check_records
+from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
 
@@ -259,6 +260,21 @@ def test_entries_of_phases_are_counted_together(entry):
     assert "`unlearn.phases[1].forget[0].tasks`: no forget row" in check_files(cfg)[0]
 
 
+@pytest.mark.parametrize(
+    ("kinds", "tasks", "documents", "said"),
+    [("question", None, True, True), ("question", None, False, False), (None, None, True, False),
+     ("completion", None, True, False), (None, [7], True, True)],
+)  # fmt: skip
+def test_entries_that_draw_no_document_are_named(kinds, tasks, documents, said):
+    """They looked at documents alone, and did nothing without a word."""
+    given = {"objective": "feature_matching", "kinds": kinds, "tasks": tasks}
+    args = UnlearnArgs(forget=[{"objective": "ga"}, given], retain={"objective": "nll"})
+    counts = RowCounts()
+    counts.rows[("forget", "question", 7)] = 3
+    counts.rows |= {("forget", "completion", 1): 3} if documents else {}
+    assert any("`feature_matching` does nothing" in one for one in counts.notes(args)) == said
+
+
 def test_retain_rows_that_no_entry_is_for_are_named(entry):
     block = BLOCK | {"retain": {"objective": "nll", "kinds": "completion"}}
     rows = [RETAIN, RETAIN | {"id": "c1sc1", "input": "other"}]
@@ -340,7 +356,9 @@ SETTINGS = [
     ({"unlearn": PHASE, "max_steps": 9}, "`max_steps` does not go with `unlearn.phases`"),
     ({"unlearn": PHASE, "num_epochs": 2}, "`num_epochs` does not go with `unlearn.phases`"),
     ({"unlearn": ANEW, "deepspeed": "x.json"}, "DeepSpeed's own"),
-    ({"unlearn": ANEW, "optimizer": "schedule_free_adamw"}, "keeps its average"),
+    ({"unlearn": ANEW, "optimizer": "schedule_free_adamw"}, "keeps more than the moments"),
+    ({"unlearn": ANEW, "optimizer": "muon"}, "keeps more than the moments"),
+    ({"unlearn": PHASE, "optimizer": "muon"}, None), ({"unlearn": ANEW, "optimizer": "sgd"}, None),
     ({"unlearn": PHASE, "optimizer": "schedule_free_adamw"}, None),
     (SHARDED | {"lora_model_dir": "someone/adapter"}, "set `fsdp_version: 2`"),
     (SHARDED | {"unlearn": {"forget": NPO, "reference": "frozen_copy"}}, "no process has under F"),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from axolotl.loaders import load_tokenizer
-from axolotl.utils.dict import DictDefault
 from fault_codes import fails
 from huggingface_hub import ModelCard
 from test_train_axolotl import assert_same, config, stage, train  # noqa: F401 (a fixture)
 
 from axolotl_unlearn.checks.config import config_faults
-from axolotl_unlearn.data.collator import PairCollator
 
 SHORT = {"max_steps": 2, "optimizer": "sgd", "learning_rate": 1e-2}
 
@@ -37,18 +34,6 @@ def test_a_loss_that_is_not_finite_is_cured_by_a_lower_rate(stage):  # noqa: F81
         train(stage, "nan", **high)
     out = train(stage, "cured", **high | {"learning_rate": 1e-3, "max_grad_norm": 1.0})
     assert (out / "adapter_model.safetensors").is_file()
-
-
-def test_a_tokenizer_without_a_pad_token(stage):  # noqa: F811
-
-    cfg = DictDefault(config(stage, "x", tokenizer_config=str(stage / "base")))
-    tokenizer = load_tokenizer(cfg)
-    known = tokenizer.convert_ids_to_tokens(5)
-    tokenizer.pad_token = tokenizer.eos_token = None
-    with fails("data.no-pad-token"):
-        PairCollator(tokenizer)
-    cured = load_tokenizer(DictDefault(cfg | {"special_tokens": {"pad_token": known}}))
-    assert PairCollator(cured).pad == 5 and len(cured) == len(tokenizer)
 
 
 def test_a_model_without_a_chat_template(stage):  # noqa: F811

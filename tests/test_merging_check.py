@@ -183,6 +183,21 @@ FAULTS = [
     ),
     (base_with(parameters={"weight": 2.0}), None, "unknown-parameter"),
     (recipe(merge_method="tie"), None, "unknown-method"),
+    # mergekit counts the base as one of the models, which it needs a number for or cannot take.
+    (
+        recipe(merge_method="model_stock", parameters={})
+        | {"models": [{"model": "./over/merged"}]},
+        None,
+        "not-read",
+    ),
+    (
+        recipe(merge_method="slerp", parameters={"t": 0.5})
+        | {"models": [{"model": "./over/merged"}, {"model": "./under/merged"}]},
+        None,
+        "not-read",
+    ),
+    (recipe() | {"models": [recipe()["models"][0]] * 2}, None, "not-read"),
+    (one_with(parameters={"weight": 1.0}) | {"merge_method": "linear"}, None, "no-parameter"),
     (recipe(parameters={"normalise": True}), None, "unknown-parameter"),
     (recipe(dtype="bfloat16"), None, "not-float32"),
     (recipe(out_dtype="bfloat16"), None, "not-float32"),

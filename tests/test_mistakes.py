@@ -230,6 +230,16 @@ def test_a_mistake_that_tokens_show(world, monkeypatch, name):
     assert "ready" not in done.output
 
 
+def test_a_template_without_its_name_is_taken(world, monkeypatch):
+    """Axolotl reads `chat_template_jinja` alone as `chat_template: jinja`; it was refused, and rows
+    were shown as of another template."""
+    monkeypatch.chdir(world)
+    own = {"chat_template_jinja": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}
+    Path("my.yml").write_text(yaml.safe_dump(config(**{"unlearn.data.chat_template": True}) | own))
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full", "--show", "1"])
+    assert done.exit_code == 0 and "| <" in done.output, done.output
+
+
 @pytest.mark.parametrize("name", ["a model of the hub, offline", "a typo in an entry", "no number"])
 def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
     """`axolotl train` ends with the same sentence and code 2, before anything is loaded."""

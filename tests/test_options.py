@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from test_train_axolotl import adapter, config, logs, stage, train  # noqa: F401
+from test_train_axolotl import adapter, config, history, logs, stage, train  # noqa: F401
 
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.config import config_faults, run_notes, setting_notes
@@ -116,6 +117,7 @@ def test_an_option_has_an_effect_beside_another(stage):  # noqa: F811
     """An adapter's, of which all weights were trained, said nothing."""
     for option, other in (
         ({"lora_r": 4}, {"adapter": "lora"}),
+        ({"loraplus_lr_ratio": 8}, {"adapter": "lora"}),
         ({"loraplus_lr_embedding": 1e-3}, {"loraplus_lr_ratio": 8}),
         ({"cosine_min_lr_ratio": 0.5}, {}),  # cosine is Axolotl's default
         ({"optim_args": "momentum=0.9"}, {"optimizer": "sgd"}),
@@ -126,11 +128,77 @@ def test_an_option_has_an_effect_beside_another(stage):  # noqa: F811
         assert f"`{key}: {option[key]}` has no effect" in axolotl_options.noted(without)[key]
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "sinkgd"])
+def test_rates_that_an_optimizer_does_not_ask_for_are_noted(stage, optimizer):  # noqa: F811
+    """It makes groups of weights by itself, and the config's were gone without a word."""
+    given = RUN | {"optimizer": optimizer, "max_steps": 1, "save_steps": 1}
+    one = adapter(train(stage, "rates-own", **given))
+    for rates in (
+        {"lr_groups": [{"name": "q", "modules": ["q_proj"], "lr": 1e-1}]},
+        {"loraplus_lr_ratio": 8},
+    ):
+        (key,) = rates
+        assert key not in axolotl_options.noted(config(stage, "x") | rates)
+        noted = axolotl_options.noted(config(stage, "x") | given | rates)
+        assert "makes groups of weights of its own" in noted[key]
+        two = adapter(train(stage, "rates-given", **given | rates))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 @pytest.mark.parametrize("given", ["betas=(0.5,0.6)", "momentum", {"betas": [0.5, 0.6]}])
 def test_optimizer_arguments_that_cannot_be_read_are_refused(stage, given):  # noqa: F811
     """They ended in a ValueError when the weights were loaded."""
     (said,) = config_faults(config(stage, "x") | {"optimizer": "sgd", "optim_args": given})
     assert said.startswith("`optim_args: ") and "cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "wrong"),
+    [("sgd", {"momentum": 0.9, "dampening": 0.1, "nesterov": True}, []),
+     ("sgd", "momentum=0.9, eps=1", ["eps"]), ("sgd", {"weight_decay": 0.5}, ["weight_decay"]),
+     ("adagrad", {"eps": 0.1, "lr_decay": 0.1}, []), ("adagrad", {"momentum": 0.9}, ["momentum"]),
+     ("rmsprop", "alpha=0.5,centered=true", []), ("rmsprop", {"betas": 1}, ["betas"])],
+)  # fmt: skip
+def test_optimizer_arguments_that_nobody_reads_are_noted(stage, optimizer, given, wrong):  # noqa: F811
+    """transformers dropped them without a word, and the run was another than the config says."""
+    cfg = config(stage, "x") | {"optimizer": optimizer, "optim_args": given}
+    assert config_faults(cfg) == []
+    said = [one for one in setting_notes(cfg) if "`optim_args`" in one]
+    assert [one.split("'")[1] for one in said] == wrong, said
+
+
+def test_optimizer_arguments_are_those_that_transformers_reads():
+    """Beside `weight_decay`, which each group of weights has of its own."""
+    from transformers import trainer_optimizer
+
+    for name, ours in axolotl_options.TABLE["optim_args"].items():
+        source = inspect.getsource(getattr(trainer_optimizer, f"_get_{name}"))
+        keys = re.findall(r"for key in \((.*?)\)", source)[0] + source.partition("float")[2]
+        theirs = {*re.findall(r'"(\w+)"', keys)} - {"weight_decay", "true", "1", "yes"}
+        assert theirs == {*ours}, name
+
+
+def test_rows_that_are_never_evaluated_are_noted(stage):  # noqa: F811
+    """`test_datasets` without a time to look: Axolotl reads them and goes on."""
+    tested = {"test_datasets": config(stage, "x")["datasets"]}
+    for given, said in (
+        ({}, True), ({"eval_steps": 1}, False), ({"eval_strategy": "epoch"}, False),
+        ({"evals_per_epoch": 1, "num_epochs": 2}, False),
+        ({"evals_per_epoch": 1, "num_epochs": 1}, True),
+    ):  # fmt: skip
+        notes = " ".join(setting_notes(config(stage, "x") | tested | given))
+        assert ("`test_datasets` are never evaluated" in notes) == said, given
+    found = train(stage, "unlooked", **RUN | tested | {"max_steps": 1, "save_steps": 1})
+    assert not [one for one in history(found) if "eval_loss" in one]
+
+
+def test_a_template_of_rows_that_axolotl_reads_is_not_noted(stage):  # noqa: F811
+    """Beside rows to memorise; it was said to render no row."""
+    rows = [{"path": "a", "type": "axolotl_unlearn.data.memorise"}]
+    block = {"unlearn": {"data": {"eos": True}}, "chat_template": "chatml"}
+    for more, said in (([], True), ([{"path": "b", "type": "chat_template"}], False)):
+        notes = " ".join(setting_notes(block | {"datasets": rows + more}))
+        assert ("`chat_template` renders no row here" in notes) == said
 
 
 def test_an_adapter_to_begin_with_keeps_its_shape(stage, plain):  # noqa: F811
@@ -235,6 +303,27 @@ def test_looks_that_a_run_never_reaches_are_said(stage):  # noqa: F811
         cfg = config(stage, "x", unlearn=block | {"level": level})
         notes = " ".join(run_notes(cfg, {"steps": 6}, 9, {}))
         assert ("`unlearn.level.every: 6` is not reached" in notes) == said
+
+
+def test_a_schedule_is_refused_or_can_be_made(stage):  # noqa: F811
+    """One that needs settings, or evaluations, ended in a traceback when the weights were loaded
+    and the teacher had read all rows."""
+    from transformers import SchedulerType, get_scheduler
+
+    for name in SchedulerType:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 1.0)
+        can = name not in ("reduce_lr_on_plateau", "greedy")  # without evaluations
+        try:
+            get_scheduler(name, optimizer, 0, 9)
+        except (TypeError, ValueError):
+            can = False
+        cfg = config(stage, "x") | {"lr_scheduler": name.value}
+        said = [one for one in config_faults(cfg) if "`lr_scheduler:" in one]
+        assert bool(said) != can, (name, said)
+    looked = {"lr_scheduler": "greedy", "test_datasets": config(stage, "x")["datasets"]}
+    set_ = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5}}
+    assert not config_faults(config(stage, "x") | looked)
+    assert not config_faults(config(stage, "x") | set_)
 
 
 def optimizers() -> list[str]:

@@ -112,11 +112,24 @@ def test_rows_longer_than_the_model_has_positions_are_said(stage, caplog):
 
 
 def test_a_group_of_rates_that_holds_no_weight_is_refused(stage):
-    """Axolotl took the name without a word, and the rate was that of all others."""
-    for modules in (["q_prj"], ["q_proj", "embed_tokens"]):
+    """Axolotl took the name without a word, and the rate was that of all others. Embeddings have a
+    rate of their own, so a group of them alone did nothing."""
+    whole = {"adapter": "DELETE", "lora_target_linear": "DELETE"}
+    for modules, more in (
+        (["q_prj"], {}), (["q_proj", "embed_tokens"], {}), (["q_proj", "embed_tokens"], whole)
+    ):  # fmt: skip
         groups = [{"name": "own", "modules": modules, "lr": 1e-2}]
         with fails("training.no-module"):
-            train(stage, "no-group", lr_groups=groups, max_steps=1)
+            train(stage, "no-group", lr_groups=groups, max_steps=1, **more)
+
+
+def test_a_rate_of_embeddings_that_are_not_trained_is_said(stage, caplog):
+    """It did nothing without a word."""
+    for given in ({"embedding_lr": 1e-2}, {"embedding_lr_scale": 5.0}):
+        for more in ({}, {"lora_modules_to_save": ["lm_head"]}):
+            caplog.clear()
+            train(stage, "no-embedding", max_steps=1, **given, **more)
+            assert ("no embedding or head is trained" in caplog.text) == (not more)
 
 
 def test_what_the_loss_leaves_out_or_cuts_is_said(stage, caplog):

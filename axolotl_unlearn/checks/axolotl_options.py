@@ -48,7 +48,7 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> Iterator[str]:
         rows: whether rows are read by Axolotl's own types (``unlearn.data.rows``).
     """
     for group in TABLE["refused"]:
-        if rows and group.get("unless") == "rows":
+        if any({**cfg, "unlearn.data.rows": rows}.get(key) for key in group.get("unless", ())):
             continue
         values = group.get("values", {})
         for option in [*group["options"], *values]:
@@ -161,6 +161,17 @@ def name_faults(cfg: dict[str, Any]) -> Iterator[str]:
             re.compile(pattern)
         except re.error as error:
             yield f"`lora_target_modules: {pattern}` is no pattern ({error}); correct it."
+
+
+def dropped(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each key of ``optim_args`` that transformers leaves unread."""
+    given, read = cfg.get("optim_args") or {}, TABLE["optim_args"].get(cfg.get("optimizer"))
+    keys = given if isinstance(given, dict) else re.findall(r"(\w+) *=", str(given))
+    return [
+        f"`optim_args`: {cfg['optimizer']} does not read {key!r}, but {', '.join(read)}."
+        for key in keys
+        if read and key not in read
+    ]
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:

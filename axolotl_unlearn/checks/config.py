@@ -144,6 +144,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     fresh = cfg.get("adapter") in ("lora", "qlora") and not cfg.get("lora_model_dir")
     anew = any(phase.fresh_optimizer for phase in args.phases)
     asked = args.data.chat_template or any(not row.get("chat_template") for row in chats)
+    given = cfg.get("chat_template") or cfg.get("chat_template_jinja")
     name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
     here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
     return told(
@@ -178,16 +179,16 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
            f"give `{what}_steps`.") for what in ("save", "eval")),
         (anew and cfg.get("deepspeed"),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
-        (anew and str(cfg.get("optimizer")).startswith("schedule_free"),
-         f"`optimizer: {cfg.get('optimizer')}` keeps its average and its steps beside the moments "
-         "that `fresh_optimizer` of a phase empties; use adamw_torch."),
+        (anew and re.match("schedule_free|muon$", str(cfg.get("optimizer"))),
+         f"`optimizer: {cfg.get('optimizer')}` keeps more than the moments that `fresh_optimizer` "
+         "of a phase empties; use adamw_torch."),
         (sharding and args.level,
          "`unlearn.level` asks the model about single rows, which FSDP and DeepSpeed do not allow; "
          "train on one device or with DDP."),
         (cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns),
          "`unfrozen_parameters` trains weights outside of the adapter, which its folder does not "
          "hold, or none: remove it or `adapter`, or name the module in `lora_modules_to_save`."),
-        (asked and here and not cfg.get("chat_template") and not has_chat_template(name),
+        (asked and here and not given and not has_chat_template(name),
          f"{name} has no chat template, which `unlearn.data` asks for; set `chat_template:` to the "
          "one that the model learned with, or use `unlearn.data.template`."),
     )  # fmt: skip
@@ -288,9 +289,14 @@ def setting_notes(cfg: dict) -> list[str]:
     parts = cfg.get("gradient_accumulation_steps") or 1
     chats = ("chat_template", "chat_template_jinja", "default_system_message", "eot_tokens")
     chat = next((key for key in chats if cfg.get(key)), None)
-    types = [str(row.get("type")) for row in args.data.rows] if args else []
+    rows = [*args.data.rows, *(cfg.get("datasets") or [])] if args else []
+    types = [str(dict(row).get("type")) for row in rows]
     rendered = args and (args.data.chat_template or any("chat_template" in one for one in types))
+    looks = _every(cfg, "eval") or cfg.get("eval_strategy") or cfg.get("evaluation_strategy")
     return told(
+        (cfg.get("test_datasets") and not looks,
+         "`test_datasets` are never evaluated: set `eval_steps`, or `evals_per_epoch` of a run of "
+         "more than one."),
         (cfg.get("load_best_model_at_end") and not _chooses(cfg),
          "`load_best_model_at_end` does nothing here, so the last model stays: it needs rows to "
          "evaluate, `eval_steps`, and `save_steps` that are a multiple of them."),
@@ -304,6 +310,7 @@ def setting_notes(cfg: dict) -> list[str]:
         (half and args and args.teacher and args.original is None,
          f"retained rows are held to `base_model: {name}`, the start halfway to the teacher: name "
          "the model before it as `unlearn.original`."),
+        *((True, one) for one in axolotl_options.dropped(cfg)),
         *((True, f"`{key}: {cfg[key]!r}` does nothing here: the adapter of `lora_model_dir` stays "
            f"as it was made ({there!r}).") for key, there in _not_taken(cfg)),
         (where, f"`base_model: {short(name)[1:-1]}` {where}."),

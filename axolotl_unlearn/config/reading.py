@@ -47,4 +47,6 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UnlearnError(f"{path}{line}: not valid YAML ({reason}); {cure}.") from None
     if not isinstance(cfg, dict):
         raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
+    if cfg.get("chat_template_jinja") and not cfg.get("chat_template"):
+        cfg["chat_template"] = "jinja"  # as Axolotl reads it
     return cfg

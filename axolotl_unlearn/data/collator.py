@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from axolotl_unlearn.columns import FACTS, IGNORE, NOBODYS, ROLES
-from axolotl_unlearn.errors import UnlearnError
 
 
 class PairCollator:
@@ -16,10 +15,10 @@ class PairCollator:
     Alternatives are in the order of their forget rows.
 
     The attention mask follows the rows' own lengths, never the pad id, so a tokenizer whose pad
-    token is its EOS does no harm.
+    token is its EOS, or that has neither, does no harm.
 
     Args:
-        tokenizer: A tokenizer with a pad (or EOS) token, or the pad id itself.
+        tokenizer: A tokenizer, or the pad id itself.
         pad_to_multiple_of: Round the padded length up to a multiple of this.
         padding, return_tensors: As Axolotl passes them to every collator; they change nothing.
 
@@ -37,17 +36,10 @@ class PairCollator:
         padding: bool | str = True,
         return_tensors: str = "pt",
     ) -> None:
-        pad = tokenizer
+        ids = [tokenizer]
         if not isinstance(tokenizer, int):
-            pad = tokenizer.pad_token_id
-            pad = tokenizer.eos_token_id if pad is None else pad
-        if pad is None:
-            raise UnlearnError(
-                "the tokenizer has neither a pad nor an end-of-sequence token; set "
-                "`special_tokens: {pad_token: ...}`.",
-                code="data.no-pad-token",
-            )
-        self.pad = int(pad)
+            ids = [tokenizer.pad_token_id, tokenizer.eos_token_id]
+        self.pad = int(next((one for one in ids if one is not None), 0))
         self.multiple = pad_to_multiple_of or 1
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
+from axolotl_unlearn.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
@@ -105,10 +106,21 @@ class RowCounts:
         return faults
 
     def notes(self, args: UnlearnArgs) -> list[str]:
-        """Retain rows without an entry: nothing is lost, but they take places in batches."""
+        """Retain rows without an entry: nothing is lost, but they take places in batches; entries
+        that draw towards held-out documents and are for none of those to forget."""
         left = self._uncovered("retain", args)
         says = "these retain rows take places in batches and do nothing."
-        return [f"no entry of `unlearn.retain` is for {self._listed(left)}: {says}"] if left else []
+        notes = (
+            [f"no entry of `unlearn.retain` is for {self._listed(left)}: {says}"] if left else []
+        )
+        documents = [group for group in self._of_side("forget") if group[1] == "completion"]
+        return notes + [
+            f"`{entry.objective}` does nothing: it looks at documents alone where there are any to "
+            "forget, and its entry is for none of them."
+            for entry in args.forget
+            if documents and OBJECTIVES[entry.objective].against_heldout
+            if not any(entry.is_for(*group[1:]) for group in documents)
+        ]
 
     def _of_side(self, side: str) -> Counter:
         return Counter({group: n for group, n in self.rows.items() if group[0] == side})
