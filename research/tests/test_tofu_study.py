@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_lines
 from eval_tasks.tofu.utils import UTILITY_MEASURES
 from research.runs import changed
+from research.studies import tofu
 from research.studies.reproduce import METHODS, SOURCES, Real
 from research.studies.tofu import COLUMNS, SEED, SETS, Tofu, over_units
 
@@ -29,6 +31,7 @@ def test_each_figure_has_the_interval_of_its_own_rows(tmp_path, monkeypatch):
     authors of ten that are known give an AUC of .6, whose draws are steps of .05."""
     monkeypatch.setattr(Real, "draw", lambda world: None)
     monkeypatch.setattr(Tofu, "draw", lambda world: None)
+    monkeypatch.setattr(tofu, "over_units", partial(over_units, draws=400))
     world = Tofu(tmp_path, 1)
     for model, shift in (("retrained", 0.0), ("same", 0.0), ("far", 9.0)):
         rows = [sample("forget", n, 100, n // 10 < 2, shift) for n in range(100)]
