@@ -238,6 +238,8 @@ def test_a_template_without_its_name_is_taken(world, monkeypatch):
     Path("my.yml").write_text(yaml.safe_dump(config(**{"unlearn.data.chat_template": True}) | own))
     done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full", "--show", "1"])
     assert done.exit_code == 0 and "| <" in done.output, done.output
+    raw = yaml.safe_load(Path("my.yml").read_text())  # as `axolotl train` gives it to plugins
+    assert not config_faults(raw, trains=True)
 
 
 @pytest.mark.parametrize("name", ["a model of the hub, offline", "a typo in an entry", "no number"])

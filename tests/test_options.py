@@ -140,7 +140,7 @@ def test_rates_that_an_optimizer_does_not_ask_for_are_noted(stage, optimizer):  
         (key,) = rates
         assert key not in axolotl_options.noted(config(stage, "x") | rates)
         noted = axolotl_options.noted(config(stage, "x") | given | rates)
-        assert "makes groups of weights of its own" in noted[key]
+        assert "muon, dion and sinkgd make groups of weights" in noted[key]
         two = adapter(train(stage, "rates-given", **given | rates))
         assert all(torch.equal(one[name], two[name]) for name in one)
 

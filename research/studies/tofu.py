@@ -278,7 +278,7 @@ def results(world: Tofu, scores: dict[str, Any]) -> dict[str, Any]:
         [name, *(shown(key, *figure) for key, figure in one.items())]
         for name, one in scores.items()
     ]
-    return facts("python -m research.studies.tofu OUT") | {
+    return facts(f"python -m research.studies.tofu OUT --seed {world.seed}") | {
         "seed": world.seed, "rows": ROWS, "rates": RATES, "betas": [text for text, _ in BETAS],
         "processor_hours": round(spent / 3600, 2), "scores": scores,
         "tables": {"ours": {"columns": ["model", *COLUMNS], "rows": rows},
