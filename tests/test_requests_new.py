@@ -656,6 +656,23 @@ def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeyp
     assert not way["closed"]
 
 
+def test_a_split_stays_when_rows_have_left_the_data(home, tmp_path, monkeypatch):
+    """A seed drew others from fewer rows, so rows that the model has learned were held out."""
+    monkeypatch.chdir(tmp_path)
+    rows, other = [*TRAIN[:3], *people(0, 57)], people(60, 61)
+    settings = config(home, val_set_size=0.2, seed=3)
+    del settings["test_datasets"]
+    entry = settings["datasets"][0] | {"path": str(write(tmp_path / "train.jsonl", rows))}
+    Path("split.yml").write_text(yaml.safe_dump(settings | {"datasets": [entry]}))
+    first = trained_rows(Path("split.yml"))
+    held = {row.id for row in first.heldout}
+    answered("new", "split.yml", "--person", "Ada Quill", "--out", "requests/1")
+    write(tmp_path / "train.jsonl", [*rows[3:], *other])
+    later = trained_rows(Path("split.yml"), Path("requests"))
+    assert {row.id for row in later.heldout} == held - set(map(row_id, rows[:3])) != set()
+    assert {row.id for row in trained_rows(Path("split.yml")).heldout} != held
+
+
 def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
     settings = config(home) | (changes or {})
     path = tmp_path / "changed.yml"

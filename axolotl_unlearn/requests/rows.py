@@ -149,8 +149,8 @@ class Trained:
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         limits: Sentences: what could not be checked.
-        split: Of a validation split without a seed, while Axolotl's copy is there: a name and the
-            digests of its rows (`keep_split`).
+        split: Of a validation split that Axolotl drew or has left: a name and the digests of its
+            rows (`keep_split`).
     """
 
     rows: list[Source]
@@ -162,7 +162,8 @@ class Trained:
     dropped: list[Source] = field(default_factory=list)
 
 
-#: Beside the ledger: splits without a seed, by keyed digests. `erase` removes Axolotl's own copy.
+#: Beside the ledger: validation splits, by keyed digests. `erase` removes Axolotl's own copy, and
+#: drawn from fewer rows, a seed holds out others.
 SPLITS, _KNOWN = "splits.json", TypeAdapter(dict[str, list[str]])
 
 
@@ -177,7 +178,7 @@ def _splits(ledger: Ledger) -> dict[str, list[str]]:
     try:
         return _KNOWN.validate_json(path.read_bytes()) if path.exists() else {}
     except ValueError:
-        says = f"{path} is damaged: it has the held-out rows of runs without a seed"
+        says = f"{path} is damaged: it has the held-out rows of runs"
         raise fault("requests.splits", f"{says}; restore it from a copy.") from None
 
 
@@ -188,7 +189,7 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
     the prepared rows of that run are still there, they have to be those of the data files.
 
     Args:
-        requests: Folder of requests, the first of which has kept a split without a seed.
+        requests: Folder of requests, the first of which has kept the split.
 
     Raises:
         UnlearnError: The config or its data, or data that have changed since the run.
@@ -277,7 +278,7 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
     Counter[bytes], Counter[bytes], Path | None, tuple[str, list[str]] | None
 ]:  # fmt: skip
     """Token rows learned and held out, by Axolotl; its folder where the run has left it; and the
-    split, where only that folder knows it."""
+    split, unless an earlier request has kept it."""
     from axolotl.utils.data.sft import _load_and_prepare_datasets
     from axolotl.utils.data.shared import (
         generate_dataset_hash_from_config,
@@ -288,20 +289,23 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
         cfg.dataset_prepared_path = prepared_folder(cfg)
     name = generate_dataset_hash_from_config(cfg, cfg.datasets, tokenizer.name_or_path)
     kept = get_prepared_dataset_path(cfg, name)
-    drawn, ledger = bool(cfg.val_set_size) and cfg.seed is None, requests and Ledger(requests)
-    held = Counter(_splits(ledger).get(name, ())) if ledger else Counter()
+    drawn, ledger = cfg.val_set_size, requests and Ledger(requests)
+    if cfg.seed is not None:
+        name = f"{name} {drawn} {cfg.seed}"
+    held = Counter(_splits(ledger).get(name, ())) if ledger and drawn else Counter()
     given = [one.get("path") for one in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
     # What is no file lies in the cache of the home folder already, and may be nowhere else.
     cache = apart() if all(os.path.isfile(str(one)) for one in given) else nullcontext()
     with tempfile.TemporaryDirectory() as folder, cache:
         there = kept.is_dir() and any(kept.iterdir())
+        known = bool(held) and not there
         if not there:
-            if drawn and not held:
+            if drawn and cfg.seed is None and not known:
                 says = f"`val_set_size` without a `seed`: the rows that the run prepared ({kept})"
                 cure = "are gone, and each run holds out others; name them in `test_datasets`"
                 raise fault("requests.no-seed", f"{says} {cure}.")
             cfg.dataset_prepared_path = folder
-            cfg.val_set_size = 0 if drawn else cfg.val_set_size
+            cfg.val_set_size = 0 if known else drawn
         try:
             train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
         except (AttributeError, TypeError, ValueError) as error:  # it may quote a row
@@ -313,12 +317,13 @@ def _prepared(cfg: Any, tokenizer: Any, requests: Path | None) -> tuple[
             raise fault("requests.other-data", says) from error
         sides = [Counter(_token_key(r["input_ids"], r["labels"]) for r in side or ())
                  for side in (train, test)]  # fmt: skip
-    if drawn and not there:
+    if known:
         # Of copies as many as were held out.
         sides[1] = Counter({key: min(count, held[ledger.keyed(key.hex())])
                             for key, count in sides[0].items()})  # fmt: skip
         sides = [sides[0] - sides[1], +sides[1]]
-    split = (name, [key.hex() for key in sides[1].elements()]) if drawn and there else None
+    new = drawn and not known
+    split = (name, [key.hex() for key in sides[1].elements()]) if new else None
     return *sides, kept if there else None, split
 
 
