@@ -130,6 +130,32 @@ def test_a_mask_is_made_by_the_model_where_ours_would_not_do(change):
     assert is_worthwhile(Batch.of(batch), 32, blockwise=False)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_are_padded_where_the_model_sees_in_chunks(attention):
+    """Chunks of Llama 4 are counted from the beginning of the one row, so later rows were cut at
+    wrong places; the few tokens by which packing is learned lie within a chunk."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_local_experts=2, attention_chunk_size=20, attn_implementation=attention,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(config).double().eval()
+    for parameter in model.parameters():  # so that it looks at other tokens at all
+        torch.nn.init.normal_(parameter, std=0.3)
+    batch = random_batch(seed=3, forget=4, retain=4, time=64)
+    total, _ = loss_and_gradients(model, batch)
+    packing._PACKING[model] = None
+    expected, _ = loss_and_gradients(model, batch)
+    assert_close(total, expected, rtol=1e-6, atol=1e-7)
+    # Told by the positions alone it leaks no row into another, and is wrong.
+    packing._PACKING[model] = positions_alone
+    assert abs(loss_and_gradients(model, batch)[0] - expected) > 1e-3
+
+
 def changed_logits_model(name: str):
     """Tiny models whose logits are capped (Gemma 2), multiplied (Cohere, HyperCLOVA X) or
     divided (Granite)."""

@@ -161,12 +161,13 @@ def can_pack(model: nn.Module, unwrapped: nn.Module, batch: Mapping[str, Tensor]
 
 def _learn_packing(model: nn.Module, unwrapped: nn.Module, device: torch.device) -> Blocks | None:
     config, name = unwrapped.config.get_text_config(), type(unwrapped).__name__
-    if _attention_of(config) not in _TOLD:
+    # Chunks are counted from the beginning of the one row, which a few tokens do not show.
+    if _attention_of(config) not in _TOLD or getattr(config, "attention_chunk_size", None):
         return None
     told, kinds = _TOLD[_attention_of(config)], getattr(config, "layer_types", None)
-    windows = (getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size"))
+    windowed = getattr(config, "sliding_window", None)
     # One mask would not do where some layers see less than all that stands before.
-    if told is block_mask and (any(windows) or {*(kinds or ())} - {"full_attention"}):
+    if told is block_mask and (windowed or {*(kinds or ())} - {"full_attention"}):
         told = positions_alone
     for blocks in dict.fromkeys((told, positions_alone)):
         try:
