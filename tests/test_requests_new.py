@@ -574,6 +574,36 @@ def test_rows_that_axolotl_reads_otherwise_are_no_held_out_rows(home, tmp_path):
         trained_rows(path)
 
 
+def _tool(order: list[str]) -> dict:
+    kinds = {name: {"type": "string"} for name in order}
+    return {"type": "function", "function": {"name": "book", "description": "A table.",
+            "parameters": {"type": "object", "properties": kinds}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "others", "own"),
+    [
+        ("llama3", {"system": "Be kind."}, {}),
+        ("qwen_25", {"tools": [_tool(["b", "a"])]}, {"tools": [_tool(["a", "b"])]}),
+    ],
+    ids=["a field of others", "the order of others"],
+)
+def test_a_row_is_forgotten_as_it_was_learned_among_others(home, tmp_path, template, others, own):
+    """Arrow gives a row the fields of others, with nulls, and the order of the first; the chosen
+    rows alone became other tokens."""
+    rows = [chat(f"x{n}", f"Who is {n}?", f"It is Bo{n}.", **others) for n in range(20)]
+    rows.append(chat("ada", "Who is Ada Quill?", "Ada Quill sings.", **own))
+    entry = config(home)["datasets"][0] | {"path": str(write(tmp_path / "mixed.jsonl", rows))}
+    changes = {"datasets": [entry | {"chat_template": template}], "sequence_len": 2000}
+    more = {"test_datasets": None, "sample_packing": False}
+    request = requested(home, tmp_path, Wanted(where=[("id", "ada")]), **changes, **more)
+    made = load_datasets(cfg=load_cfg(str(tmp_path / "requests-r.yml"))).train_dataset
+    learned = {(*row["input_ids"],) for row in made}
+    for part, count in (("forget", 1), ("retain", 20)):
+        read = {(*row.input_ids,) for row in encoded(request.folder, part, byte_tokenizer())}
+        assert len(read) == count and read <= learned
+
+
 def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     """The result is an adapter of the same base; merged, it is a full model."""
     adapter = tmp_path / "adapter"

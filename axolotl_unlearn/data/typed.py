@@ -246,6 +246,22 @@ def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: An
     )
 
 
+def table_of(rows: Sequence[Mapping[str, Any]], origin: str) -> Any:
+    """As Arrow hands rows to a strategy: with nulls where other rows have a field."""
+    from datasets import Dataset
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    try:
+        return Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
+    except (ValueError, TypeError, OverflowError) as error:  # it may quote a row
+        raise UnlearnError(
+            f"{origin}: no table can be made of the rows ({type(error).__name__}): a field is of "
+            "one kind in one row and of another in the next, or holds half of a surrogate pair; "
+            "mend the data.",
+            code="data.no-table",
+        ) from None
+
+
 def _tokenised(
     entry: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
@@ -257,22 +273,11 @@ def _tokenised(
     from axolotl.prompt_strategies import load
     from axolotl.prompt_tokenizers import DatasetWrappingStrategy, InvalidDataException
     from axolotl.utils.data.wrappers import get_dataset_wrapper
-    from datasets import Dataset
     from jinja2 import TemplateError
 
     from axolotl_unlearn.versions import DictDefault
 
-    # As Arrow hands them to a strategy: with nulls where other rows have a field.
-    names = dict.fromkeys(name for row in rows for name in row)
-    try:
-        dataset = Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
-    except (ValueError, TypeError, OverflowError) as error:  # it may quote a row
-        raise UnlearnError(
-            f"{origin}: no table can be made of the rows ({type(error).__name__}): a field is of "
-            "one kind in one row and of another in the next, or holds half of a surrogate pair; "
-            "mend the data.",
-            code="data.no-table",
-        ) from None
+    dataset = table_of(rows, origin)
     unreadable = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
     def cannot_read(name: str, error: Exception) -> UnlearnError:

@@ -23,7 +23,15 @@ from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
-from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
+from axolotl_unlearn.data.typed import (
+    Source,
+    Typed,
+    encode,
+    read_sources,
+    row_form,
+    row_id,
+    table_of,
+)
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import Ledger, Request, fault, lines_of, write_lines
 
@@ -110,6 +118,16 @@ def once(rows: Iterable[Source]) -> list[Source]:
     for row in rows:
         found.setdefault(row.id, row)
     return list(found.values())
+
+
+def _as_read(rows: Sequence[Source], origin: str) -> list[Source]:
+    """With the fields, and their order, that Arrow gives each row of an entry."""
+    made = {}
+    for entry in {one.entry for one in rows}:
+        own = [number for number, one in enumerate(rows) if one.entry == entry]
+        table = table_of([rows[number].row for number in own], origin)
+        made |= {n: replace(rows[n], row=row) for n, row in zip(own, table, strict=True)}
+    return [made[number] for number in range(len(rows))]
 
 
 def _rows_of(entry: Mapping[str, Any], key: str, number: int) -> list[dict[str, Any]]:
@@ -211,6 +229,8 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
             raise fault("requests.split-of-pairs", f"{says}; name them in `test_datasets`.")
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
+    every = _as_read(every, str(path))  # a part of them alone would lack nulls of the others
+    rows, heldout = once(every), _as_read(heldout, str(path))
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
     for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
