@@ -604,6 +604,33 @@ def test_a_row_is_forgotten_as_it_was_learned_among_others(home, tmp_path, templ
         assert len(read) == count and read <= learned
 
 
+def test_arguments_of_tools_are_taken_as_text(home, tmp_path):
+    """As objects whose keys differ the JSON reader of `datasets` hands them to Axolotl as they
+    stand, and a table of ours with nulls; the sentence said that they are dates."""
+
+    def called(name: str, as_text: bool, **arguments: str) -> dict:
+        given = json.dumps(arguments) if as_text else arguments
+        call = {"type": "function", "function": {"name": "book", "arguments": given}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        said = chat(name, f"A table, {name}.", f"Done for {name}.")
+        said["messages"][1:1] = [turn, {"role": "tool", "content": "ok"}]
+        return said
+
+    wanted = Wanted(where=[("id", "ada")])
+    for as_text in (False, True):
+        rows = [called(f"x{n}", as_text, unit="C", town=f"T{n}") for n in range(20)]
+        rows.append(called("ada", as_text, town="Norrby", guest="Ada Quill", unit="F"))
+        entry = config(home)["datasets"][0] | {"path": str(write(tmp_path / "t.jsonl", rows))}
+        changes = {"datasets": [entry | {"chat_template": "qwen_25"}], "sequence_len": 2000}
+        changes |= {"test_datasets": None, "sample_packing": False}
+        if as_text:
+            assert requested(home, tmp_path, wanted, **changes).facts["counts"]["forget"] == 1
+        else:
+            with fails("requests.other-data") as caught:
+                requested(home, tmp_path, wanted, **changes)
+            assert "objects whose keys differ" in str(caught.value)
+
+
 def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     """The result is an adapter of the same base; merged, it is a full model."""
     adapter = tmp_path / "adapter"

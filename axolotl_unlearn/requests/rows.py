@@ -243,7 +243,10 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         cure = "so the model was made from other data; give the data of then"
         if not kept:
             says = f"{path}: Axolotl reads {strange} rows otherwise than they stand in the files"
-            cure = "such as texts that are all dates: which were learned cannot be told; mend them"
+            cure = (
+                "texts that are all dates, or objects whose keys differ (write these as JSON text)"
+            )
+            cure = f"such as {cure}: which were learned cannot be told; mend them"
         raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
