@@ -24,6 +24,7 @@ from test_requests_new import (
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
+from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.choose import (
     Wanted,
     choose,
@@ -53,6 +54,26 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     path = write_lines(tmp_path / "rows.jsonl", [TRAIN[4]])
     assert ids(rows=path) == {rows[4].id}
     assert ids(rows=path, contains=["555-0107"]) == {rows[4].id, rows[2].id}
+
+
+@pytest.mark.parametrize("by", ["documents", "where", "contains"])
+def test_values_are_read_once_however_many_are_asked_for(monkeypatch, by):
+    """Each asked value made the normal form of every value anew: 5 000 ids in 200 000 rows took
+    more than a day."""
+    from axolotl_unlearn.requests import choose as module
+
+    calls = []
+    monkeypatch.setattr(
+        module, "normal_form", lambda *a, **k: calls.append(a) or normal_form(*a, **k)
+    )
+    rows, counts = sources([chat(f"p{n}", f"Who is {n}?", f"Bo-{n}-") for n in range(40)]), []
+    for many in (1, 30):
+        named = [f"p{n}" if by != "contains" else f"bo-{n}-" for n in range(many)]
+        calls.clear()
+        wanted = Wanted(**{by: [("id", one) for one in named] if by == "where" else named})
+        assert [row.row["id"] for row in choose(rows, wanted)] == [f"p{n}" for n in range(many)]
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == 29
 
 
 NOTHING = {

@@ -8,7 +8,7 @@ asked for (`requests.names`).
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -108,8 +108,7 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
     """
     require(wanted)
     chosen: set[str] = set()
-    for fits, nothing in _named_by(rows, wanted, corpus):
-        ids = {row.id for row in rows if fits(row)}
+    for ids, nothing in _named_by(rows, wanted, corpus):
         if not ids:
             raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
@@ -122,31 +121,36 @@ def choose(rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None = None)
     return [row for row in rows if row.id in chosen]
 
 
-Fits = Callable[[Source], bool]
-
-
 def _named_by(
     rows: Sequence[Source], wanted: Wanted, corpus: Corpus | None
-) -> Iterator[tuple[Fits, str]]:
-    """Of each thing that was asked for: which rows it names, and the sentence where none is."""
+) -> Iterator[tuple[set[str], str]]:
+    """Of each thing that was asked for: ids of the rows that it names, and the sentence where there
+    is none. Values are read once, however many are asked for."""
     none = f"none of {len(rows)} rows"
 
-    def equal(asked: str, values: Callable[[Source], Sequence[str]]) -> Fits:
-        return lambda row: any(_same(one, asked) for one in values(row))
+    def having(values: Callable[[Source], Sequence[str]]) -> dict[Any, set[str]]:
+        found: dict[Any, set[str]] = defaultdict(set)
+        for row in rows:
+            for key in (key for one in values(row) for key in _keys(one)):
+                found[key].add(row.id)
+        return found
 
-    def saying(text: str) -> Fits:
-        told = text.strip()
-        return lambda row: any(told and text in normal_form(str(t)) for _, t in leaves(row.row))
+    def equal(asked: str, found: Mapping[Any, set[str]]) -> set[str]:
+        return set().union(*(found.get(key, ()) for key in _keys(asked)))
 
+    ways = {name: name.split(".") for name, _ in wanted.where}
+    held = {n: having(lambda row, way=way: values_at(row.row, way)) for n, way in ways.items()}
+    fields = sorted({str(key) for row in rows for key in row.row})
     for name, value in wanted.where:
-        fields = sorted({str(key) for row in rows for key in row.row})
-        way, cure = name.split("."), f"rows have {', '.join(fields)}"
-        if way[0] in fields:
+        cure = f"rows have {', '.join(fields)}"
+        if ways[name][0] in fields:
             cure = "--person NAME looks into their texts"
-        fits = equal(value, lambda row, way=way: values_at(row.row, way))
-        yield fits, f"--where {name}={value}: {none} fits; {cure}."
+        yield equal(value, held[name]), f"--where {name}={value}: {none} fits; {cure}."
+    texts = rows if wanted.contains else ()
+    said = [(row.id, [normal_form(str(t)) for _, t in leaves(row.row)]) for row in texts]
     for text in map(normal_form, wanted.contains):
-        yield saying(text), f"--contains: {none} has this text."
+        told = {name for name, own in said if text.strip() and any(text in one for one in own)}
+        yield told, f"--contains: {none} has this text."
     if wanted.rows:
         known, asked = {row.form for row in rows}, list(read_rows(wanted.rows))
         forms = {row_form(row) for _, row in asked}
@@ -154,24 +158,25 @@ def _named_by(
             says = f"{len(strange)} of {len(asked)} rows are not in the training data"
             where, cure = f"{wanted.rows}, {strange[0]}", "give them as they stand there"
             raise fault("choose.strange-row", f"{where}: {says}; {cure}.")
-        fits = lambda row: row.form in forms  # noqa: E731
-        yield fits, f"--rows {wanted.rows} has no rows; name others."
+        found = {row.id for row in rows if row.form in forms}
+        yield found, f"--rows {wanted.rows} has no rows; name others."
+    names = having(lambda row: [
+        row.id, *values_at(row.row, ["document"]), *values_at(row.row, ["id"])
+    ]) if wanted.documents else {}  # fmt: skip
     for name in wanted.documents:
-        fits = equal(name, lambda row: [
-            row.id, *values_at(row.row, ["document"]), *values_at(row.row, ["id"])
-        ])  # fmt: skip
-        yield fits, f"--documents: {none} has {name!r} as document, id or content."
+        nothing = f"--documents: {none} has {name!r} as document, id or content."
+        yield equal(name, names), nothing
     if corpus is None:
         corpus = _corpus(rows if wanted.people else ())
     for name in wanted.people:
         hits, nothing = corpus.find(name), f"--person: {none} has this name; {_CURE}."
         if hits:
-            ways = ", ".join(sorted({hit.how for hit in hits.values()}))
+            how = ", ".join(sorted({hit.how for hit in hits.values()}))
             nothing = (
-                f"--person: {none} surely has this name; {len(hits)} may be about it ({ways}): "
+                f"--person: {none} surely has this name; {len(hits)} may be about it ({how}): "
                 "name them with --contains or --documents."
             )
-        yield lambda row, hits=hits: row.id in hits and hits[row.id].sure, nothing
+        yield {row.id for row in rows if row.id in hits and hits[row.id].sure}, nothing
 
 
 #: Of a name that is not found.
@@ -237,15 +242,16 @@ def _corpus(rows: Sequence[Source]) -> Corpus:
 _NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\d+\.\d*[eE][-+]?\d{1,9}|\d+[eE][-+]\d{1,9})\s*")
 
 
+def _keys(text: str) -> Iterator[Any]:
+    """Two texts are the same that share one: their normal form, or the number that they are: 1777,
+    1777.0 and " 1777" are one, 01777 is an id."""
+    yield normal_form(text)
+    if _NUMBER.fullmatch(text) and not re.match(r"\s*[-+]?0\d", text):
+        yield Decimal(text.strip())
+
+
 def _same(one: str, other: str) -> bool:
-    """In their normal form, or as numbers: 1777, 1777.0 and " 1777" are one, 01777 is an id."""
-    if normal_form(one) == normal_form(other):
-        return True
-    if any(re.match(r"\s*[-+]?0\d", text) for text in (one, other)):
-        return False
-    if not all(map(_NUMBER.fullmatch, (one, other))):
-        return False
-    return Decimal(one.strip()) == Decimal(other.strip())
+    return not {*_keys(one)}.isdisjoint(_keys(other))
 
 
 def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
