@@ -50,6 +50,9 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     assert ids(where=[("meta.person", "ada")]) == three
     assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
     assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
+    named = sources([*TRAIN, chat("key", "Who?", "One.", tools={"Ada Quill": "owner"})])
+    taken = {row.id for row in choose(named, Wanted(people=["Ada Quill"]))}
+    assert named[-1].id not in taken != set(), "the name of a field is not read"
     assert ids(documents=["ada-quill", rows[5].id]) == three | {rows[5].id}
     path = write_lines(tmp_path / "rows.jsonl", [TRAIN[4]])
     assert ids(rows=path) == {rows[4].id}
