@@ -827,6 +827,19 @@ def preferences(folder: Path) -> dict:
     return found
 
 
+def test_preference_and_test_rows_have_the_fields_of_others_too(home, tmp_path):
+    """Of test rows also those of rows that the data have as well."""
+    changes = preferences(tmp_path)
+    for number, part in enumerate(("datasets", "test_datasets")):
+        own = pairs(100 * number, 12) + [pairs(0, 1)[0] | {"system": "Be kind."}]
+        write(Path(changes[part][0]["path"]), own)
+    path = tmp_path / "pairs.yml"
+    path.write_text(yaml.safe_dump(config(home) | changes))
+    found = trained_rows(path)
+    assert (len(found.rows), len(found.heldout)) == (13, 12)
+    assert all("system" in one.row for one in (*found.rows, *found.heldout))
+
+
 def prepare(home: Path, changes: dict) -> None:
     """What `axolotl train` does with the rows of a config, in the working folder."""
     from axolotl.integrations.base import PluginManager

@@ -213,12 +213,15 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         UnlearnError: The config or its data, or data that have changed since the run.
     """
     config = read_config(path)
-    every, given = every_row(config), entries(config)
+    # A part of them alone would lack nulls of the others.
+    every, given = _as_read(every_row(config), str(path)), entries(config)
     rows, heldout = once(every), []
     if tested := entries(config, "test_datasets"):
         learned = {one.id for one in rows}
-        others = [one for one in once(every_row(config, "test_datasets")) if one.id not in learned]
-        heldout = [replace(one, entry=one.entry + len(given)) for one in others]
+        others = once(_as_read(every_row(config, "test_datasets"), str(path)))
+        heldout = [
+            replace(one, entry=one.entry + len(given)) for one in others if one.id not in learned
+        ]
     types = row_types(given + tested)
     limits = []
     if twice := len({(one.id, str(types[one.entry])) for one in every}) - len(once(every)):
@@ -229,8 +232,6 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
             raise fault("requests.split-of-pairs", f"{says}; name them in `test_datasets`.")
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
-    every = _as_read(every, str(path))  # a part of them alone would lack nulls of the others
-    rows, heldout = once(every), _as_read(heldout, str(path))
     cfg, tokenizer = _loaded(path)
     keys: dict[int, list[bytes]] = {}
     for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
