@@ -278,8 +278,15 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
     return jobs
 
 
-def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Means and 95 % intervals over seeds, and differences of two models, paired by seed."""
+def tables(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> dict[str, Any]:
+    """Means and 95 % intervals over seeds, and differences of two models, paired by seed.
+
+    A model that several runs have counts as the last of them made it; a difference is of models of one
+    run, the last that has them."""
+    seeds: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for seed, models in run.items():
+            seeds[seed] = seeds.get(seed, {}) | models
     every = list(seeds.values())
 
     def mean(values: Sequence[float], sign: bool = False) -> str:
@@ -293,8 +300,10 @@ def tables(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, An
             for n in names]  # fmt: skip
 
     def gap(name: str, *others: str) -> list[float]:
-        whole = [models for models in every if all(map(models.get, (name, *others)))]
-        return [m[name]["aggregate"] - max(m[one]["aggregate"] for one in others) for m in whole]
+        last = {seed: models for run in runs for seed, models in run.items()
+                if all(map(models.get, (name, *others)))}  # fmt: skip
+        return [m[name]["aggregate"] - max(m[one]["aggregate"] for one in others)
+                for m in last.values()]  # fmt: skip
 
     gaps = {"merged, the better parent": gap("merged", "over", "under")} | {
         f"{name}, {other}": gap(name, other)
@@ -404,7 +413,7 @@ def results(
         "processor_hours": round(hours + spent / 3600, 2),
         "earlier_hours": hours,
         "seeds": seeds,
-        "tables": tables(earlier | seeds)
+        "tables": tables([*earlier, seeds])
         | {"leaderboard": board, "development": best, "rates": rates(fresh[0])},
     }
 

@@ -107,12 +107,19 @@ def test_the_story_by_hand(tmp_path):
         scores = {"over": over, "under": under, "merged": merged, "single": 0.5, "retrained": 0.9}
         return {n: dict.fromkeys(reproduce.COLUMNS, value) for n, value in scores.items()}
 
-    found = reproduce.tables({"1": seed(0.7, 0.5, 0.9), "2": seed(0.5, 0.6, 0.8)})
+    both = {"1": seed(0.7, 0.5, 0.9), "2": seed(0.5, 0.6, 0.8)}
+    found = reproduce.tables([both])
     row = ["merged, the better parent", "+0.200 ± 0.000", "2 of 2", "0.000"]
     assert found["differences"]["rows"][0] == row
     assert found["comparison"]["rows"][2][:3] == ["merged", 2, "0.850 ± 0.635"]
     short = {"1": seed(0.7, 0.5, 0.9), "2": {"over": dict.fromkeys(reproduce.COLUMNS, 0.9)}}
-    assert reproduce.tables(short)["differences"]["rows"][0][2] == "1 of 1"  # a seed cut short
+    assert reproduce.tables([short])["differences"]["rows"][0][2] == "1 of 1"  # a seed cut short
+    later = {n: dict.fromkeys(reproduce.COLUMNS, v) for n, v in (("single", 0.6), ("match", 0.7))}
+    found = reproduce.tables([both, {"2": later}])
+    assert [row[:3] for row in found["comparison"]["rows"][3:4]] == [["single", 2, "0.550 ± 0.635"]]
+    gaps = {row[0]: row[1:3] for row in found["differences"]["rows"]}  # of models of one run
+    assert gaps["merged, single"] == ["+0.350 ± 0.635", "2 of 2"]
+    assert gaps["match, single"][1] == "1 of 1" and "match, retrained" not in gaps
     of = {"a": (0.6, 0.5, 0.7), "b": (0.4, 0.3, 0.5), "c": (0.2, 0.1, 0.4)}
     of |= {"retrained": (0.9, 0.8, 1)}
     one = {n: dict.fromkeys(reproduce.COLUMNS, v) | {"intervals": dict.fromkeys(reproduce.COLUMNS, ends)}
