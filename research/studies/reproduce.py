@@ -320,6 +320,31 @@ def tables(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> dic
     }
 
 
+def picture(rows: Sequence[Sequence[Any]], out: Path) -> None:
+    """Means of `comparison` with their intervals; a line where the ideal or the guess lies."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = out.stem
+    from matplotlib import pyplot as plt
+
+    shown = {"aggregate": None, "mia_auc": 0.5, "utility": 0.25}
+    figure, panels = plt.subplots(1, len(shown), figsize=(9, 2.8), sharey=True)
+    for panel, (column, line) in zip(panels, shown.items(), strict=True):
+        means = [row[2 + COLUMNS.index(column)].split(" ± ") for row in rows]
+        for at, (mean, *half) in enumerate(means):
+            panel.errorbar(float(mean), at, xerr=float(half[0]) if half else None, fmt="o",
+                           capsize=3, color="#2a6f97")  # fmt: skip
+        if line is not None:
+            panel.axvline(line, color="black", lw=0.8, ls="--")
+        panel.set(title=column, xlim=(0, 1.05))
+        panel.grid(axis="x", lw=0.3)
+    panels[0].set_yticks(range(len(rows)), [f"{row[0]} ({row[1]})" for row in rows])
+    panels[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None})
+
+
 def development(dev: Tiny) -> dict[str, Any]:
     """Best and worst of the tries on the development seed, by method."""
     kinds = {"paper's run": [f"try{n}" for n in range(len(dev.strengths))],
