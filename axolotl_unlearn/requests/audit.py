@@ -45,7 +45,7 @@ class Audit:
     Attributes:
         lines: Worst first: ``request``; ``document``, by its keyed id; ``reading`` (one of
             `metrics.audit.READINGS`) and ``then``, that of the record; ``back``: it is there and
-            was not on the day of the record; `FIGURES`.
+            was not, or not so badly, on the day of the record; `FIGURES`.
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
@@ -235,10 +235,11 @@ def _line(
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
         reading = without_answers(now)
-    was = before.get("reading") in THERE
-    back = said or whole or (reading in ("recited", "still known") and not was)
+    known = before.get("reading")
+    was = THERE.index(known) if known in THERE else len(THERE)
+    back = said or whole or (reading in ("recited", "still known") and THERE.index(reading) < was)
     line = {"request": request, "document": document, "reading": reading}
-    return line | {"then": before.get("reading"), "back": back} | {n: now[n] for n in FIGURES}
+    return line | {"then": known, "back": back} | {n: now[n] for n in FIGURES}
 
 
 def _badness(line: Mapping[str, Any]) -> tuple:
