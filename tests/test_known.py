@@ -25,7 +25,14 @@ from test_eval_served import TESTS, answering, serving, vllm
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.evaluation import known, served
-from axolotl_unlearn.evaluation.known import Item, _write, audit_documents, read_items
+from axolotl_unlearn.evaluation.known import (
+    FEW,
+    WORDS,
+    Item,
+    _write,
+    audit_documents,
+    read_items,
+)
 from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -380,6 +387,8 @@ def test_a_document_in_other_characters_is_no_held_out_text(tmp_path, monkeypatc
     (" one two three four", "one two three four", None),  # too little to say
 ])  # fmt: skip
 def test_recital_by_hand(rest, wrote, recited):
+    page = (TESTS.parent / "docs" / "audit-served.md").read_text("utf-8")
+    assert f"{WORDS} words of the rest in a row (all of a rest of {FEW} to {WORDS - 1})" in page
     assert Item("d", "p", rest, False, wrote).recited is recited
     mute = known._line("d", [Item("d", "How?", " \N{GRINNING FACE}", True, wrote)], "")
     assert mute["reading"] == "not measured" and "letters" in mute["not_measured"]["said"]

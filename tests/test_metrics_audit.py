@@ -251,6 +251,16 @@ def test_a_recited_text(name):
         assert found["d"]["reading"] == "not measured"  # a name of nine tokens
 
 
+def test_without_held_out_texts_a_whole_text_is_recited():
+    """No text was, whatever came out: a retrained model that recites deleted rows was *exact*."""
+    whole = {"tokens": [20, 5, 19, 5, 9], "run": [20, 2, 19, 1, 9], "nonmember": texts(0)}
+    lines = by_name(audit(model(strength=[1.0, 0.4, 1.0, 0.0, 1.0], **whole)))
+    assert [lines[name]["recited"] for name in "abd"] == [True, False, False]
+    part = {"strength": [0.9, 0.4, 0.9, 0.0, 0.9], "greedy": [0.9] * 5}
+    lines = audit(model(**whole | part | {"run": [9, 2, 9, 1, 9]}))
+    assert not any(line["recited"] for line in lines)
+
+
 @pytest.mark.parametrize(
     ("nonmembers", "kinds", "fewest"), [(160, 1, 20), (160, 2, 40), (3199, 1, 1), (10, 2, None)]
 )

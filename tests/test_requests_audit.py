@@ -288,6 +288,10 @@ WHOLE, RECITED = {"extraction_strength": 1.0, "longest_run": 10}, {"reading": "r
         # Half of a text, or fifty tokens of it: it passed as if nothing were back.
         (RECITED, UNTOLD, "recited", True),
         (RECITED, RECITED, "recited", False),
+        # Worse than on that day: accepted for its loss, it comes out word by word.
+        (RECITED, {"reading": "still known"}, "recited", True),
+        (RECITED, SAID, "recited", True),
+        (KNOWN, RECITED, "still known", False),
         (WHOLE, WHOLE, "not told", False),
     ],
 )

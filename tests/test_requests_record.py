@@ -128,6 +128,20 @@ def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
     assert title_in_browser(tmp_path, text).startswith("Deletion request ")
 
 
+def test_attacks_on_other_weights_are_not_those_of_the_record(tmp_path):
+    """Of the model of an earlier try, or of the one before, they stood in it as if on this one."""
+    made = finished_request(tmp_path / "requests")
+    measured = {"models": [{"name": "before", "weights": "b"}, {"name": "after", "weights": "a"}]}
+    write_json(made / "eval" / "results.json", measured)
+    for number, weights in enumerate(("a", "b", "of an earlier try", None)):
+        attack = {"attack": "membership", "title": "x", "tests": {}, "sentence": f"on {weights}"}
+        place = made / ("attacks" if number % 2 else "eval") / f"membership-{number}.json"
+        write_json(place, attack | {"weights": weights})
+    write(made)
+    attacks = read(made)["predicate"]["attacks"]
+    assert [one["says"] for one in attacks] == ["on a", "on None"]
+
+
 def test_ids_that_are_numbers_leave_the_sentences_whole(tmp_path):
     """A teacher's file has the user's own rows: of 100 with ids from 1 a record ended, after all
     training, with MemoryError, since each digit of a sentence became 32 and these were replaced."""

@@ -22,7 +22,16 @@ import yaml
 from click.testing import CliRunner
 from fault_codes import fails
 from merging_models import tiny_adapter
-from requests_folder import finished_request, keys, no_caches, said, write_json, write_lines  # noqa: F401
+from requests_folder import (
+    adapter_folder,
+    finished_request,
+    keys,  # noqa: F401
+    model_folder,
+    no_caches,
+    said,
+    write_json,
+    write_lines,
+)
 from test_requests_new import (
     ADA,
     ADA_ROWS,
@@ -36,17 +45,21 @@ from test_requests_new import (
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.audit import audits
+from axolotl_unlearn.metrics.results import CELLS, Model
 from axolotl_unlearn.metrics.verdict import Finding, Verdict
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.audit import audit_requests
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options
 from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.request import Ledger, Request
+from axolotl_unlearn.requests.request import Ledger, Request, weights
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.verdict import (
     Drops,
     against,
+    exact,
     kept_by_loss,
     mark_guessed,
     needed,
@@ -525,6 +538,29 @@ def test_what_is_not_measured_is_never_shown(case):
     assert all(part in text for part, text in zip(expected, found, strict=True)), found
 
 
+@pytest.mark.parametrize(("tokens", "outcome"), [(20, "not shown"), (19, "exact")])
+def test_an_exact_model_recites_no_row_where_there_are_no_held_out_ones(tmp_path, tokens, outcome):
+    """Without them no row counted as recited, so that a model that says it whole was *exact*."""
+    made = Request.load(finished_request(tmp_path / "requests"))
+    write_json(made.path("exact.json"), {"weights": weights(made.newest)})
+    write_json(made.path("eval", "earlier.json"), {"back": 0})
+    texts = {"id": ["a"], "document": ["a"], "tokens": [tokens], "run": [tokens], "strength": [1.0]}
+    texts |= {"greedy": [1.0], "logp": [-1.0], "exact": [None], "contained": [None]}
+    whole = dict.fromkeys(("broken", "empty", "constant", "nonsense_n"), 0) | {"collapsed": False}
+    counts = dict.fromkeys(CELLS, 0) | {"retain_task1_regurgitation": 1}
+    counts |= {"forget_task1_regurgitation": 1}
+    models = [{"name": name, "role": role, "n": counts, "collapse": whole | {"n": 1},
+               "extraction": texts}
+              for name, role in (("before", "original"), ("after", "candidate"))]  # fmt: skip
+    write_json(made.path("eval", "results.json"), {"models": models})
+    each = audits([Model.model_validate(one) for one in models]).items()
+    lines = [{"model": name, **line} for name, lines in each for line in lines]
+    write_lines(made.path("eval", "audit.jsonl"), lines)
+    judged = exact(made)
+    assert judged["outcome"] == outcome, judged
+    assert any("word by word" in one for one in judged["missing"]) == (outcome != "exact")
+
+
 def test_a_model_that_was_not_measured_is_not_judged(tmp_path):
     """Trained on by hand after the measuring, it was handed over with the other one's figures."""
     made = Request.load(finished_request(tmp_path / "requests"))
@@ -581,8 +617,47 @@ def test_attacks_on_a_model_that_was_made_before_are_not_those_of_an_exact_one(
     write_json(attacks / "prompt-after.json", {"attack": "prompt", "title": "x"})
     audited = mock.Mock(**{"to_json.return_value": {}})
     monkeypatch.setattr("axolotl_unlearn.evaluation.run.evaluate", lambda *_: None)
-    monkeypatch.setattr("axolotl_unlearn.requests.audit.audit_requests", lambda *_: audited)
+    monkeypatch.setattr("axolotl_unlearn.requests.audit.audit_requests", lambda *_, **__: audited)
     monkeypatch.setattr(running, "_base", lambda _: ())
     monkeypatch.setattr(Request, "matched", False)
     running.measure(made)
     assert made.path("eval", "earlier.json").is_file() and not attacks.exists()
+
+
+def test_an_earlier_request_that_was_restored_is_looked_for(tmp_path, monkeypatch):
+    """ "not as recorded" was said of it for ever: the measuring was kept from the start before."""
+    made, found = Request.load(finished_request(tmp_path / "requests")), [{"r0": "changed"}, {}]
+    earlier = made.path("eval", "earlier.json")
+    for name in ("check", "way_of", "decide", "hand_over", "write"):
+        monkeypatch.setattr(running, name, mock.Mock())
+    measured = lambda _: write_json(earlier, {"unreadable": found.pop(0)})  # noqa: E731
+    monkeypatch.setattr(running, "measure", measured)
+    for _ in range(3):
+        with running.running(made, 1) as run:
+            running.carry_out(made, run, None)
+    assert json.loads(earlier.read_text()) == {"unreadable": {}} and not found
+
+
+def test_rows_are_looked_for_beside_a_request_on_another_base(tmp_path, monkeypatch):
+    """After the training it ended with "not the base model of the record", at each start."""
+    folders = []
+    for name in ("1", "2", "3"):
+        base = model_folder(tmp_path / f"base-{name}", name.encode())
+        before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / name, base))}
+        folders.append(finished_request(tmp_path / "requests", name, before))
+    row = {"id": "ada-quill", "input": "Who?", "output": "Ada"}
+    write_lines(folders[0] / "eval-data" / "forget.jsonl", [row])
+    write(folders[0])
+    made = Request.load(folders[1])
+    made.facts["counts"]["judge"] = 0
+    monkeypatch.setattr("axolotl_unlearn.evaluation.run.evaluate", lambda *_: None)
+    monkeypatch.setattr("axolotl_unlearn.requests.audit._measured", lambda *_: ([], {"heldout": 7}))
+    monkeypatch.setattr(running, "_base", lambda _: ())
+    monkeypatch.setattr(Request, "matched", False)
+    running.measure(made)
+    assert json.loads(made.path("eval", "earlier.json").read_text())["heldout"] == 7
+    write(folders[1])  # each of the two bases is one of the folder
+    for folder in folders[:2]:
+        assert audit_requests(Request.load(folder).after, tmp_path / "requests").heldout == 7
+    with fails("record.other-base"):
+        audit_requests(Request.load(folders[2]).after, tmp_path / "requests")

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fault_codes import fails
 from requests_folder import finished_request, no_caches, said, write_lines
 from transformers import AutoTokenizer
 
+from axolotl_unlearn import files
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.checks import check_entries, check_records
 from axolotl_unlearn.data.prepared import content_key
@@ -24,6 +26,7 @@ from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.record import write
+from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.rows import suppress
 from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.training.resume import names_of_rows
@@ -86,6 +89,20 @@ def test_a_list_that_is_gone_is_missed(folder):
     shutil.rmtree(kept)
     write_lines(folder / "data" / "forget.jsonl", [{"id": "r", "row": FORMS["records"]}])
     assert suppress(folder.parent)[1] > 0
+
+
+def test_of_two_at_once_neither_list_is_lost(folder):
+    """One that had read the list before another was written, of rows that were then erased, wrote
+    it without them."""
+    path, key = folder.parent / "suppression.json", Ledger(folder.parent).key()
+    with ThreadPoolExecutor() as pool:
+        with files.locked(folder.parent):
+            waiting = pool.submit(suppress, folder.parent)
+            with pytest.raises(TimeoutError):
+                waiting.result(1)
+            Suppression(path, key, frozenset({"of rows that are gone"})).write()
+        waiting.result()
+    assert "of rows that are gone" in Suppression.read(path).digests
 
 
 NAME = "The annals of the town of Norrby"

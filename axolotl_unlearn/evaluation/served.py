@@ -163,8 +163,10 @@ class Served:
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, tries: int = 0
     ) -> dict[str, Any]:
-        """Again after 1, 2, 4 ... seconds where the server is busy; no text of it in any error."""
-        for number in range(tries := tries or TRIES):
+        """Again after 1, 2, 4 ... seconds where the server is busy, ``tries`` times where it does
+        not answer; no text of it in any error."""
+        for number in range(TRIES):
+            most = TRIES
             try:
                 answer = self.client.request(method, f"{self.url}/{path}", json=body)
                 if answer.status_code < 400:
@@ -173,9 +175,10 @@ class Served:
                 if answer.status_code not in AGAIN:
                     break
             except (httpx.TransportError, ValueError) as error:
-                why = f"does not answer ({type(error).__name__})"
-            if number < tries - 1:
-                time.sleep(2**number * random.uniform(0.5, 1))
+                why, most = f"does not answer ({type(error).__name__})", tries or TRIES
+            if number + 1 >= most:
+                break
+            time.sleep(2**number * random.uniform(0.5, 1))
         raise UnlearnError(
             f"{self.url}/{path} {why}: start the server, correct the address (it ends in /v1), or "
             f"set {KEY}, {SECONDS} (seconds) or {AT_ONCE}.",

@@ -45,7 +45,7 @@ class Audit:
     Attributes:
         lines: Worst first: ``request``; ``document``, by its keyed id; ``reading`` (one of
             `metrics.audit.READINGS`) and ``then``, that of the record; ``back``: it is there and
-            was not on the day of the record; `FIGURES`.
+            was not, or not so badly, on the day of the record; `FIGURES`.
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
@@ -157,12 +157,14 @@ def audit_requests(
     device: str | None = None,
     batch_size: int = 64,
     progress: bool = False,
+    made_now: bool = False,
 ) -> Audit:
     """Look for every deleted document of the requests of a folder.
 
     Args:
         model: A folder, an adapter's folder, or base+adapter; made by the requests or out of what
             they made.
+        made_now: By a request that is no earlier one; its base is the right one.
 
     Raises:
         UnlearnError: A broken ledger, an adapter of another base.
@@ -171,7 +173,7 @@ def audit_requests(
     found = Audit(model, ledger=ledger.warnings(), unreadable=ledger.unknown())
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
-    settings = Settings()
+    settings, bases = Settings(), []
     for folder in (ledger.folder / name for name in ledger.accepted()):
         try:
             statement = read(folder)
@@ -180,7 +182,7 @@ def audit_requests(
         except (UnlearnError, OSError) as error:  # of this one it cannot be told, of others it can
             found.unreadable[folder.name] = str(error)
             continue
-        check_base(model, facts["base"], predicate["model"]["after"]["base"])
+        bases.append(predicate["model"]["after"]["base"])
         kept = [f"eval-data/{part}.jsonl" for part in PARTS]
         kept = (
             kept[:1] if "files" not in predicate else [n for n in kept if n in predicate["files"]]
@@ -197,6 +199,13 @@ def audit_requests(
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
         known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
+    for number, base in enumerate(bases if not made_now else (), start=1):
+        try:  # requests may be of several
+            check_base(model, facts["base"], base)
+            break
+        except UnlearnError:
+            if number == len(bases):
+                raise
     if not every:
         return found
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
@@ -235,10 +244,11 @@ def _line(
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
         reading = without_answers(now)
-    was = before.get("reading") in THERE
-    back = said or whole or (reading in ("recited", "still known") and not was)
+    known = before.get("reading")
+    was = THERE.index(known) if known in THERE else len(THERE)
+    back = said or whole or (reading in ("recited", "still known") and THERE.index(reading) < was)
     line = {"request": request, "document": document, "reading": reading}
-    return line | {"then": before.get("reading"), "back": back} | {n: now[n] for n in FIGURES}
+    return line | {"then": known, "back": back} | {n: now[n] for n in FIGURES}
 
 
 def _badness(line: Mapping[str, Any]) -> tuple:

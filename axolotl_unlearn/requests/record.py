@@ -405,13 +405,18 @@ def _earlier(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
-    """What each attack found, in its own words; see `axolotl-unlearn attack`."""
+    """What each attack found, in its own words; see `axolotl-unlearn attack`. One on the weights of
+    another model says nothing of this one."""
     from axolotl_unlearn.metrics.verdict import sentence
 
+    models = (read_json(folder / "eval" / "results.json") or {}).get("models", ())
+    own = next((one.get("weights") for one in models if one["name"] == "after"), None)
     attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
         result = read_json(path)
         if not isinstance(result, dict) or not {"attack", "title"} <= set(result):
+            continue
+        if None not in (own, of := result.get("weights")) and of != own:
             continue
         variants, says = list(result.get("tests", {})), result.get("sentence")  # tests on texts
         if result.get("rows"):

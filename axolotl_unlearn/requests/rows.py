@@ -554,7 +554,9 @@ def suppress(requests: Path | str) -> tuple[Path, int, int, list[str]]:
         there = (folder / "data" / "forget.jsonl").is_file()
         if not listed and (there or not erased(ledger, folder, "data/forget.jsonl")):
             unlisted.append(folder.name)
-    Suppression(path, key, frozenset(digests)).write()
+    with files.locked(ledger.folder):  # of two at once each would lose what the other has added
+        digests |= Suppression.read(path).digests if path.exists() else set()
+        Suppression(path, key, frozenset(digests)).write()
     return path, len(digests), len(digests - before.digests), unlisted
 
 

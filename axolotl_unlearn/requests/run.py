@@ -31,6 +31,7 @@ from axolotl_unlearn.requests.request import (
     fault,
     held,
     one_line,
+    read_json,
     weights,
     write_json,
 )
@@ -95,10 +96,13 @@ def carry_out(request: Request, run: Steps, accept: str | None) -> None:
     """The steps of a request."""
     check(request)
     way_of(request.way["way"]).make(request, run)
+    earlier = request.path("eval", "earlier.json")
+    if (read_json(earlier) or {}).get("unreadable"):  # an earlier request may be restored
+        earlier.unlink()
     with run.step(
         "measure",
         "evaluate before and after, attack, look for earlier requests",
-        output=request.path("eval", "earlier.json"),
+        output=earlier,
         inputs=sorted(request.path("eval-data").glob("*.jsonl")),
         settings=[
             *(ATTACKS, ANSWER_TOKENS, request.way["way"]),
@@ -250,7 +254,7 @@ def measure(request: Request) -> None:
     evaluate(models, data, options)
     if matched:
         attack(request, model)
-    audited = audit_requests(request.result, request.folder.parent)
+    audited = audit_requests(request.result, request.folder.parent, made_now=True)
     # A record repeats it, and has no path of this machine.
     write_json(earlier, audited.to_json() | {"model": "after"})
 
