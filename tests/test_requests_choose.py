@@ -355,6 +355,20 @@ def test_rows_of_any_form_are_read():
     assert Corpus([("0", ["x"])]).find(" . ") == {}
 
 
+def test_a_text_that_is_json_is_read_as_the_object():
+    """In arguments of a tool as a text, first and last name were "the last name alone", and its
+    escapes hid what `--contains` names."""
+    own = {"first_name": "José", "last_name": "García", "home": "12 Rope\nWalk, Ä"}
+    call = {"role": "assistant", "tool_calls": [{"function": {"arguments": json.dumps(own)}}]}
+    ways = [own, json.dumps(own), f" {json.dumps([own])}\n", json.dumps(json.dumps(own))]
+    ways += [json.dumps(own, ensure_ascii=False), [call], json.dumps([call])]
+    odd = ["{", '["José", "Garc', '"', "[" * 9999 + "]" * 9999, f"[{'9' * 5000}]", "{'a': 1}"]
+    rows = sources([{"a": one} for one in [*ways, *odd]])
+    for wanted in (Wanted(people=["José García"]), Wanted(contains=["12 ROPE WALK, ä"])):
+        assert choose(rows, wanted) == rows[: len(ways)]
+    assert "José García" in names_of(sources([{"a": json.dumps({"b": "José García"})}]), Wanted())
+
+
 def test_an_id_that_names_somebody_is_refused_one_with_a_word_warned_of():
     """It stood in record, ledger, letter and every export."""
     for person, *names in (

@@ -834,6 +834,31 @@ def test_windows_by_hand(tmp_path):
     assert search([tmp_path], short).named == {path: 1}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Jos&eacute; Garc&iacute;a", r"so \nabla f \times g", "print('Ada Quill\\n')"]
+    + [json.dumps({"a": "José García"})],
+)
+def test_a_text_with_escapes_is_found_in_its_own_file(tmp_path, text):
+    """Files were read without escapes and the deleted texts with them, so neither was the other."""
+    write_lines(tmp_path / "rows", [{"row": {"text": text}}])
+    (tmp_path / "files").mkdir()
+    for name, escaped in (("escaped", True), ("plain", False)):
+        row = json.dumps({"text": text}, ensure_ascii=escaped)
+        (tmp_path / "files" / name).write_text(row, "utf-8")
+    (tmp_path / "files" / "as it is").write_text(text, "utf-8")
+    found = search([tmp_path / "files"], Texts.of(row_texts(tmp_path / "rows")))
+    assert len(found.left | found.named) == 3
+    assert not Texts.of(row_texts(tmp_path / "rows"), [text]).windows
+
+
+def test_a_name_in_a_text_that_is_json_is_searched_alone(tmp_path):
+    row = {"text": json.dumps({"name": "Ada Quill", "telephone": 5550107})}
+    write_lines(tmp_path / "rows", [{"row": row}])
+    texts = Texts.of(row_texts(tmp_path / "rows"))
+    assert {("ada", "quill"), ("5550107",)} < texts.windows
+
+
 def zipped(name: str, content: str | bytes) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:

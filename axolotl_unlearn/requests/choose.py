@@ -15,14 +15,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.near import near_texts, plain_text, strings
+from axolotl_unlearn.data.near import near_texts, plain_text
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus, fold
 from axolotl_unlearn.requests.request import fault, one_line
-from axolotl_unlearn.requests.search import leaves
+from axolotl_unlearn.requests.search import leaves, said
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -147,9 +147,9 @@ def _named_by(
             cure = "--person NAME looks into their texts"
         yield equal(value, held[name]), f"--where {name}={value}: {none} fits; {cure}."
     texts = rows if wanted.contains else ()
-    said = [(row.id, [normal_form(str(t)) for _, t in leaves(row.row)]) for row in texts]
+    every = [(row.id, [normal_form(str(t)) for _, t in said(row.row)]) for row in texts]
     for text in map(normal_form, wanted.contains):
-        told = {name for name, own in said if text.strip() and any(text in one for one in own)}
+        told = {name for name, own in every if text.strip() and any(text in one for one in own)}
         yield told, f"--contains: {none} has this text."
     if wanted.rows:
         known, asked = {row.form for row in rows}, list(read_rows(wanted.rows))
@@ -235,7 +235,11 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
 
 
 def _corpus(rows: Sequence[Source]) -> Corpus:
-    return Corpus((row.id, list(strings(row.row))) for row in rows)
+    return Corpus((row.id, _texts(row)) for row in rows)
+
+
+def _texts(row: Source) -> list[str]:
+    return [text for _, text in said(row.row) if isinstance(text, str)]
 
 
 #: 1.777e3 is one and 1e+22; 12e4 may be an id.
@@ -258,7 +262,7 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     """What the chosen rows are about: texts that were asked for, and names in several of them (in
     the one, if it is one): two words with capitals, the first of which is no word elsewhere."""
     asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
-    texts = [[normal_form(t, fold=False) for t in strings(row.row)] for row in chosen]
+    texts = [[normal_form(t, fold=False) for t in _texts(row)] for row in chosen]
     seen = Counter(
         name
         for row in texts
