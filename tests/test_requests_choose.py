@@ -272,6 +272,8 @@ WAYS = {
         "J\u043esé Gar\u0441ía with letters that look alike": "+",
         "José_García": "+",
         "JoséGarcía in one word": "+",
+        "José\u200bGarcía parted by a mark of no width": "+",
+        "José García™ is a brand": "+",
         "#josegarcia as a tag": "?",
         "José-García joined": "?",
         "Gar-\ncía, José on two lines": "+",

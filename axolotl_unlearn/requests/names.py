@@ -139,7 +139,7 @@ class Text:
     """A reading of a text of a row."""
 
     def __init__(self, text: str) -> None:
-        self.shown = normal_form(_CAMEL.sub(" ", _BROKEN.sub("", text)), fold=False)
+        self.shown = _CAMEL.sub(" ", normal_form(_BROKEN.sub("", text), fold=False))
         #: Letters alone: where no part of a name is in it, none is in the text.
         self.compact = _NO_LETTERS.sub("", _letters(self.shown.casefold()))
         self.strange = bool(_OTHER.search(self.shown)) or "\ufffd" in self.shown
