@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import Counter
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from test_requests_new import (
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.requests import names as naming
 from axolotl_unlearn.requests.choose import (
     Wanted,
     choose,
@@ -408,6 +410,18 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
         ("n", "Zoe Nobody", "its spelling, or look with --contains"),
     ):
         assert says in said(*words, tmp_path / "r" / out, "--person", person, code=2).output
+
+
+def test_texts_are_read_once_however_often_they_are_searched(home, tmp_path, monkeypatch):  # noqa: F811
+    """For the subjects, for all of them, for what is offered and for held-out rows."""
+    calls, readings = Counter(), naming.readings
+    monkeypatch.setattr(naming, "readings", lambda text: calls.update([text]) or readings(text))
+    who = [{"subject": "1", "person": "Ada Quill"}, {"subject": "2", "documents": ["p3"]}]
+    subjects = write_lines(tmp_path / "subjects.jsonl", who)
+    said("new", home / "finetune.yml", "--out", tmp_path / "r" / "1", "--subjects", subjects)
+    lines = [line for name in ("train", "test") for line in (home / f"{name}.jsonl").open()]
+    texts = Counter(text for line in lines for text in strings(json.loads(line)))
+    assert calls and calls <= texts
 
 
 def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811

@@ -46,7 +46,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, declare, strip
 from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests import search as searching
-from axolotl_unlearn.requests.erase import erase, plan
+from axolotl_unlearn.requests.erase import Item, Plan, erase, plan
 from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.search import Texts, row_texts, search, words
@@ -802,6 +802,21 @@ def test_list(home):
     assert "2026-002  1 row  not carried out" in said("list").output
     for command in ("list", "erase"):
         assert "does not exist" in said(command, "nowhere", code=2).output
+
+
+def test_what_stays_is_looked_up_and_not_compared_with_each_item(tmp_path, monkeypatch):
+    items = [Item("checkpoint", tmp_path / f"gone{n}", 0) for n in range(30)]
+    (tmp_path / "link").symlink_to(tmp_path)
+    items.append(Item("checkpoint", tmp_path / "link", 0, "it is a link"))
+    planned = Plan(tmp_path, Texts.of([]), [], [], items)
+    found = {tmp_path / f"gone{n}" / "a" / "b": n for n in range(30)} | {tmp_path / "gone1": 1}
+    kept = {tmp_path / f"gone{n}b": n for n in range(30)} | {tmp_path / "link" / "c": 1}
+    calls, compare = [], Path.is_relative_to
+    monkeypatch.setattr(
+        Path, "is_relative_to", lambda *given: calls.append(given) or compare(*given)
+    )
+    assert planned.stays(found | kept) == kept
+    assert len(calls) <= len(found | kept)
 
 
 # --- search --------------------------------------------------------------------------------------
