@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import Counter
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from test_requests_new import (
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.requests import names as naming
 from axolotl_unlearn.requests.choose import (
     Wanted,
     choose,
@@ -272,6 +274,8 @@ WAYS = {
         "J\u043esé Gar\u0441ía with letters that look alike": "+",
         "José_García": "+",
         "JoséGarcía in one word": "+",
+        "José\u200bGarcía parted by a mark of no width": "+",
+        "José García™ is a brand": "+",
         "#josegarcia as a tag": "?",
         "José-García joined": "?",
         "Gar-\ncía, José on two lines": "+",
@@ -355,6 +359,20 @@ def test_rows_of_any_form_are_read():
     assert Corpus([("0", ["x"])]).find(" . ") == {}
 
 
+def test_a_text_that_is_json_is_read_as_the_object():
+    """In arguments of a tool as a text, first and last name were "the last name alone", and its
+    escapes hid what `--contains` names."""
+    own = {"first_name": "José", "last_name": "García", "home": "12 Rope\nWalk, Ä"}
+    call = {"role": "assistant", "tool_calls": [{"function": {"arguments": json.dumps(own)}}]}
+    ways = [own, json.dumps(own), f" {json.dumps([own])}\n", json.dumps(json.dumps(own))]
+    ways += [json.dumps(own, ensure_ascii=False), [call], json.dumps([call])]
+    odd = ["{", '["José", "Garc', '"', "[" * 9999 + "]" * 9999, f"[{'9' * 5000}]", "{'a': 1}"]
+    rows = sources([{"a": one} for one in [*ways, *odd]])
+    for wanted in (Wanted(people=["José García"]), Wanted(contains=["12 ROPE WALK, ä"])):
+        assert choose(rows, wanted) == rows[: len(ways)]
+    assert "José García" in names_of(sources([{"a": json.dumps({"b": "José García"})}]), Wanted())
+
+
 def test_an_id_that_names_somebody_is_refused_one_with_a_word_warned_of():
     """It stood in record, ledger, letter and every export."""
     for person, *names in (
@@ -392,6 +410,18 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
         ("n", "Zoe Nobody", "its spelling, or look with --contains"),
     ):
         assert says in said(*words, tmp_path / "r" / out, "--person", person, code=2).output
+
+
+def test_texts_are_read_once_however_often_they_are_searched(home, tmp_path, monkeypatch):  # noqa: F811
+    """For the subjects, for all of them, for what is offered and for held-out rows."""
+    calls, readings = Counter(), naming.readings
+    monkeypatch.setattr(naming, "readings", lambda text: calls.update([text]) or readings(text))
+    who = [{"subject": "1", "person": "Ada Quill"}, {"subject": "2", "documents": ["p3"]}]
+    subjects = write_lines(tmp_path / "subjects.jsonl", who)
+    said("new", home / "finetune.yml", "--out", tmp_path / "r" / "1", "--subjects", subjects)
+    lines = [line for name in ("train", "test") for line in (home / f"{name}.jsonl").open()]
+    texts = Counter(text for line in lines for text in strings(json.loads(line)))
+    assert calls and calls <= texts
 
 
 def test_a_plan_says_how_many_held_out_rows_it_takes(home, tmp_path):  # noqa: F811

@@ -46,7 +46,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, declare, strip
 from axolotl_unlearn.requests import erase as erasing
 from axolotl_unlearn.requests import search as searching
-from axolotl_unlearn.requests.erase import erase, plan
+from axolotl_unlearn.requests.erase import Item, Plan, erase, plan
 from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.request import Ledger
 from axolotl_unlearn.requests.search import Texts, row_texts, search, words
@@ -804,6 +804,21 @@ def test_list(home):
         assert "does not exist" in said(command, "nowhere", code=2).output
 
 
+def test_what_stays_is_looked_up_and_not_compared_with_each_item(tmp_path, monkeypatch):
+    items = [Item("checkpoint", tmp_path / f"gone{n}", 0) for n in range(30)]
+    (tmp_path / "link").symlink_to(tmp_path)
+    items.append(Item("checkpoint", tmp_path / "link", 0, "it is a link"))
+    planned = Plan(tmp_path, Texts.of([]), [], [], items)
+    found = {tmp_path / f"gone{n}" / "a" / "b": n for n in range(30)} | {tmp_path / "gone1": 1}
+    kept = {tmp_path / f"gone{n}b": n for n in range(30)} | {tmp_path / "link" / "c": 1}
+    calls, compare = [], Path.is_relative_to
+    monkeypatch.setattr(
+        Path, "is_relative_to", lambda *given: calls.append(given) or compare(*given)
+    )
+    assert planned.stays(found | kept) == kept
+    assert len(calls) <= len(found | kept)
+
+
 # --- search --------------------------------------------------------------------------------------
 
 
@@ -832,6 +847,31 @@ def test_windows_by_hand(tmp_path):
     path = tmp_path / "a name alone.txt"
     path.write_text("Call Ada Quill.")
     assert search([tmp_path], short).named == {path: 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Jos&eacute; Garc&iacute;a", r"so \nabla f \times g", "print('Ada Quill\\n')"]
+    + [json.dumps({"a": "José García"})],
+)
+def test_a_text_with_escapes_is_found_in_its_own_file(tmp_path, text):
+    """Files were read without escapes and the deleted texts with them, so neither was the other."""
+    write_lines(tmp_path / "rows", [{"row": {"text": text}}])
+    (tmp_path / "files").mkdir()
+    for name, escaped in (("escaped", True), ("plain", False)):
+        row = json.dumps({"text": text}, ensure_ascii=escaped)
+        (tmp_path / "files" / name).write_text(row, "utf-8")
+    (tmp_path / "files" / "as it is").write_text(text, "utf-8")
+    found = search([tmp_path / "files"], Texts.of(row_texts(tmp_path / "rows")))
+    assert len(found.left | found.named) == 3
+    assert not Texts.of(row_texts(tmp_path / "rows"), [text]).windows
+
+
+def test_a_name_in_a_text_that_is_json_is_searched_alone(tmp_path):
+    row = {"text": json.dumps({"name": "Ada Quill", "telephone": 5550107})}
+    write_lines(tmp_path / "rows", [{"row": row}])
+    texts = Texts.of(row_texts(tmp_path / "rows"))
+    assert {("ada", "quill"), ("5550107",)} < texts.windows
 
 
 def zipped(name: str, content: str | bytes) -> bytes:

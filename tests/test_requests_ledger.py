@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import request
 from axolotl_unlearn.requests.request import HEAD, KEY, LEDGER, Ledger, canonical
 
 MODEL = {"path": "gone", "digest": "ab" * 32, "base": None}
@@ -59,6 +60,38 @@ def test_chain_by_hand(tmp_path):
     mac = hmac.new(key, b"entry\0" + text.encode(), hashlib.sha256).hexdigest()
     assert entries[1]["mac"] == mac
     assert Ledger(tmp_path).entries() == entries
+
+
+def test_the_chain_is_checked_once_until_a_byte_of_it_changes(tmp_path, monkeypatch):
+    """Each question about one request checked the lines of all."""
+    written(tmp_path, 20)
+    lines, calls = (tmp_path / LEDGER).read_bytes(), []
+    mac = request._mac
+    monkeypatch.setattr(request, "_mac", lambda *given: calls.append(given[1]) or mac(*given))
+    for number in range(20):
+        (entry,) = Ledger(tmp_path).of(f"2026-{number:03}")
+        entry["request"] = "changed by whoever asked"
+    assert calls.count("entry") <= 20
+    ledger = Ledger(tmp_path)
+    Ledger(tmp_path).append("accepted", "by another process", model=MODEL)
+    assert len(ledger.entries()) == 21
+    whole = {name: (tmp_path / name).read_bytes() for name in (LEDGER, HEAD, KEY)}
+    other = {LEDGER: whole[LEDGER].replace(b"2026-003", b"2026-004"), KEY: b"11" * 32 + b"\n"}
+    for name, content in (other | {HEAD: None}).items():
+        put(tmp_path, whole | {name: content})
+        with pytest.raises(UnlearnError):
+            ledger.entries()
+    put(tmp_path, whole | {LEDGER: lines})  # the lines of before, which were checked
+    with fails("ledger.end"):
+        ledger.entries()
+
+
+def test_the_key_is_read_once_for_all_rows(tmp_path, monkeypatch):
+    ledger, calls, key = Ledger(tmp_path), [], Ledger.key
+    first = ledger.keyed("row 0")
+    monkeypatch.setattr(Ledger, "key", lambda self: calls.append(self) or key(self))
+    assert len({ledger.keyed(f"row {n}") for n in range(50)} | {first}) == 50
+    assert len(calls) <= 1 and Ledger(tmp_path).keyed("row 0") == first
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

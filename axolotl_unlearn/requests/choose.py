@@ -15,14 +15,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.near import near_texts, plain_text, strings
+from axolotl_unlearn.data.near import near_texts, plain_text
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.names import WEAK, Corpus, fold
+from axolotl_unlearn.requests.names import WEAK, Corpus, Read, fold
 from axolotl_unlearn.requests.request import fault, one_line
-from axolotl_unlearn.requests.search import leaves
+from axolotl_unlearn.requests.search import leaves, said
 
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
@@ -147,9 +147,9 @@ def _named_by(
             cure = "--person NAME looks into their texts"
         yield equal(value, held[name]), f"--where {name}={value}: {none} fits; {cure}."
     texts = rows if wanted.contains else ()
-    said = [(row.id, [normal_form(str(t)) for _, t in leaves(row.row)]) for row in texts]
+    every = [(row.id, [normal_form(str(t)) for _, t in said(row.row)]) for row in texts]
     for text in map(normal_form, wanted.contains):
-        told = {name for name, own in said if text.strip() and any(text in one for one in own)}
+        told = {name for name, own in every if text.strip() and any(text in one for one in own)}
         yield told, f"--contains: {none} has this text."
     if wanted.rows:
         known, asked = {row.form for row in rows}, list(read_rows(wanted.rows))
@@ -167,7 +167,7 @@ def _named_by(
         nothing = f"--documents: {none} has {name!r} as document, id or content."
         yield equal(name, names), nothing
     if corpus is None:
-        corpus = _corpus(rows if wanted.people else ())
+        corpus = corpus_of(rows if wanted.people else ())
     for name in wanted.people:
         hits, nothing = corpus.find(name), f"--person: {none} has this name; {_CURE}."
         if hits:
@@ -193,16 +193,18 @@ def values_at(value: Any, way: Sequence[str]) -> list[str]:
     return [] if value is None or way else [str(value)]
 
 
-def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
+def offer(
+    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted, read: Read | None = None
+) -> Offered:
     """What else among the others may be about the same: near-duplicates of the chosen rows, other
     ways to write the names that were asked for or that stand in the chosen rows, and the value of
-    ``--where`` in other fields."""
+    ``--where`` in other fields; ``read`` as of `Corpus`."""
     near = near_texts(*({row.id: plain_text(row.row) for row in s} for s in (chosen, others)))
     offered = Offered(
         near, reasons={row: [f"nearly the same as {like}"] for row, like in near.items()}
     )
     most, asked = max(3, PHRASE * len(others)), set(map(normal_form, wanted.texts))
-    corpus = _corpus(others)
+    corpus = corpus_of(others, read)
     for name in names_of(chosen, wanted):
         hits = corpus.find(name)
         weak = {row: hits[row] for row in hits if hits[row].how in WEAK}
@@ -234,8 +236,12 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
     return offered
 
 
-def _corpus(rows: Sequence[Source]) -> Corpus:
-    return Corpus((row.id, list(strings(row.row))) for row in rows)
+def corpus_of(rows: Sequence[Source], read: Read | None = None) -> Corpus:
+    return Corpus(((row.id, _texts(row)) for row in rows), read)
+
+
+def _texts(row: Source) -> Iterator[str]:
+    return (text for _, text in said(row.row) if isinstance(text, str))
 
 
 #: 1.777e3 is one and 1e+22; 12e4 may be an id.
@@ -258,7 +264,7 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     """What the chosen rows are about: texts that were asked for, and names in several of them (in
     the one, if it is one): two words with capitals, the first of which is no word elsewhere."""
     asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
-    texts = [[normal_form(t, fold=False) for t in strings(row.row)] for row in chosen]
+    texts = [[normal_form(t, fold=False) for t in _texts(row)] for row in chosen]
     seen = Counter(
         name
         for row in texts
@@ -329,14 +335,16 @@ def together(subjects: Mapping[str, Wanted]) -> Wanted:
     return Wanted(**{part: [one for s in each for one in getattr(s, part)] for part in parts})
 
 
-def shares(subjects: Mapping[str, Wanted], rows: Sequence[Source]) -> dict[str, list[str]]:
-    """Ids of the rows of each subject.
+def shares(
+    subjects: Mapping[str, Wanted], rows: Sequence[Source], read: Read | None = None
+) -> dict[str, list[str]]:
+    """Ids of the rows of each subject; ``read`` as of `Corpus`.
 
     Raises:
         UnlearnError: A subject has no row.
     """
     people = any(one.people for one in subjects.values())
-    ids, corpus = {}, _corpus(rows if people else ())
+    ids, corpus = {}, corpus_of(rows if people else (), read)
     for name, wanted in subjects.items():
         try:
             ids[name] = [row.id for row in choose(rows, wanted, corpus)]

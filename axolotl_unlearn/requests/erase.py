@@ -123,9 +123,9 @@ class Plan:
 
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
         """What was found in none of the items that are listed."""
-        gone = [item.path.resolve() for item in self.items if not item.path.is_symlink()]
-        found = sorted(places.items())
-        return {p: n for p, n in found if not any(map(p.resolve().is_relative_to, gone))}
+        gone = {item.path.resolve() for item in self.items if not item.path.is_symlink()}
+        found = ((path.resolve(), path, count) for path, count in sorted(places.items()))
+        return {p: n for real, p, n in found if gone.isdisjoint((real, *real.parents))}
 
     def lines(self) -> Iterator[str]:
         """What goes and what stays, for a reader."""

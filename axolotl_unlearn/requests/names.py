@@ -139,7 +139,7 @@ class Text:
     """A reading of a text of a row."""
 
     def __init__(self, text: str) -> None:
-        self.shown = normal_form(_CAMEL.sub(" ", _BROKEN.sub("", text)), fold=False)
+        self.shown = _CAMEL.sub(" ", normal_form(_BROKEN.sub("", text), fold=False))
         #: Letters alone: where no part of a name is in it, none is in the text.
         self.compact = _NO_LETTERS.sub("", _letters(self.shown.casefold()))
         self.strange = bool(_OTHER.search(self.shown)) or "\ufffd" in self.shown
@@ -180,13 +180,23 @@ class Hit(NamedTuple):
         return self.how in SURE
 
 
-class Corpus:
-    """The texts of rows, read once for all names that are looked for."""
+#: Row -> the readings of each of its texts.
+Read = dict[str, list[list[Text]]]
 
-    def __init__(self, rows: Iterable[tuple[str, Sequence[str]]]) -> None:
-        self.rows = {
-            row: [[Text(one) for one in readings(text)] for text in texts] for row, texts in rows
-        }
+
+class Corpus:
+    """The texts of rows, read once for all names that are looked for.
+
+    Args:
+        read: Rows that others have read, by their ids; gets those that are read here.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, Iterable[str]]], read: Read | None = None) -> None:
+        read, self.rows = {} if read is None else read, Read()
+        for row, texts in rows:
+            if row not in read:
+                read[row] = [[Text(one) for one in readings(text)] for text in texts]
+            self.rows[row] = read[row]
 
     def find(self, name: str) -> dict[str, Hit]:
         """Row -> the surest place where it has the name."""

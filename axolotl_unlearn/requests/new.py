@@ -24,12 +24,14 @@ from axolotl_unlearn.requests.choose import (
     Offered,
     Wanted,
     choose,
+    corpus_of,
     offer,
     require,
     share_offered,
     shares,
     speaking,
 )
+from axolotl_unlearn.requests.names import Read
 from axolotl_unlearn.requests.record import SUBJECTS
 from axolotl_unlearn.requests.request import (
     MAKING,
@@ -133,13 +135,14 @@ def new_request(
     files = weights(Path(before["adapter"] or before["model"])).values()
     trained = rows_of.trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout, *trained.dropped]
-    whose = shares(options.subjects, every)
-    named = choose(every, wanted)
+    read: Read = {}
+    whose = shares(options.subjects, every, read)
+    named = choose(every, wanted, corpus_of(every if wanted.people else (), read))
     taken = {row.id for row in named}
     # Rows of earlier requests may be chosen again, but never kept.
     gone = rows_of.deleted_rows(out.parent, every)
     others = [row for row in every if row.id not in taken | gone]
-    offered = offer(named, others, wanted)
+    offered = offer(named, others, wanted, read)
     mentioned = {name for ids in offered.mentions.values() for name in ids}
     more = {*(offered.near if options.with_near else ())}
     more |= mentioned if options.with_mentions else set()
@@ -167,8 +170,8 @@ def new_request(
     texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
     unseen = [row for row in trained.heldout if row.id not in chosen | gone]
     unseen = [row for row in unseen if row.record.said not in texts]
-    deleted = [*forget, *tested]
-    level, judge, limits = _heldout(trained, unseen, deleted, wanted, options.heldout, out, seed)
+    given, deleted = options.heldout, [*forget, *tested]
+    level, judge, limits = _heldout(trained, unseen, deleted, wanted, given, out, seed, read)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
     coins: dict[str, bool] = {}
     if options.canaries:
@@ -293,12 +296,13 @@ def _heldout(
     path: Path | None,
     out: Path,
     seed: int,
+    read: Read,
 ) -> tuple[list[Source], list[Source], list[str]]:
     """Rows that the model never saw: those that set the level, those that judge, and what is not
     claimed. Of fewer than `LEAST_HELDOUT` all judge; the report says what they could have found.
 
     Args:
-        unseen: Those of the config; ``path``: a file of others.
+        unseen: Those of the config; ``path``: a file of others. ``read``: as of `names.Corpus`.
 
     Raises:
         UnlearnError: Rows of ``path`` are in the training data.
@@ -312,7 +316,7 @@ def _heldout(
             says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
             cure = f"(the first is {seen[0]}); give rows that the model never saw"
             raise fault("requests.heldout-seen", f"{says} {cure}.")
-    same = offer(deleted, rows, wanted).ids | rows_of.deleted_rows(out.parent, rows)
+    same = offer(deleted, rows, wanted, read).ids | rows_of.deleted_rows(out.parent, rows)
     left = [row for row in rows if row.id not in same]
     limits = []
     if same:

@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -319,25 +319,9 @@ class Ledger:
             return self._checked(file.read())
 
     def _checked(self, raw: bytes) -> list[dict[str, Any]]:
-        key, entries, before, restore = self.key(), [], NOTHING, "restore it from a copy"
-        *lines, rest = raw.split(b"\n")
-        if rest:
-            says = f"{self.path}: what follows line {len(lines)} is no whole line; remove it."
-            raise fault("ledger.half-line", says)
-        for number, line in enumerate(lines, start=1):
-            where = f"{self.path}, line {number}"
-            try:
-                entry = Entry.read(line + b"\n")
-            except ValueError:
-                entry = {"entry": 0, "previous": ""}
-            if (entry["entry"], entry["previous"]) != (number, before):
-                says = f"{where}: this line or the one before was changed, removed or added"
-                raise fault("ledger.chain", f"{says}; {restore}.")
-            if key is not None and not _is_ours(key, "entry", entry):
-                says = f"{where}: it was not written with this {KEY}; put the right one back"
-                raise fault("ledger.mac", f"{says}, or {restore}.")
-            entries.append(entry)
-            before = hashlib.sha256(line).hexdigest()
+        key = self.key()
+        known, before = _chain(raw, key, self.path)
+        entries = [*map(dict, known)]
         *head, bound = self._head(empty=not entries)
         # An append that was killed before it wrote the head: only who has the key can have made it.
         killed = entries and key is not None and head == [len(entries) - 1, entries[-1]["previous"]]
@@ -558,13 +542,43 @@ class Ledger:
     def keyed(self, text: str) -> str:
         """The id of a document in everything that leaves the folder: an HMAC, 32 hex digits."""
         content = text.encode("utf-8", "surrogatepass")  # a row that stays may have half of a pair
-        return _mac(self._own_key(), "document", content)[:32]
+        return _mac(self._key_of_ids, "document", content)[:32]
+
+    @cached_property
+    def _key_of_ids(self) -> bytes:  # read once: there is an id for every row
+        return self._own_key()
 
     def keyed_file(self, path: Path) -> str:
         """HMAC-SHA256 of a file's content, hex."""
         with path.open("rb") as file:
             mac = hmac.new(self._own_key(), b"file\0", hashlib.sha256)
             return hashlib.file_digest(file, lambda: mac).hexdigest()
+
+
+@lru_cache(4)
+def _chain(raw: bytes, key: bytes | None, path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The entries of a ledger and the SHA-256 of the last; the same bytes under the same key are
+    checked once, however many requests are asked for. Raises `UnlearnError`: the first fault."""
+    entries, before, restore = [], NOTHING, "restore it from a copy"
+    *lines, rest = raw.split(b"\n")
+    if rest:
+        says = f"{path}: what follows line {len(lines)} is no whole line; remove it."
+        raise fault("ledger.half-line", says)
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, line {number}"
+        try:
+            entry = Entry.read(line + b"\n")
+        except ValueError:
+            entry = {"entry": 0, "previous": ""}
+        if (entry["entry"], entry["previous"]) != (number, before):
+            says = f"{where}: this line or the one before was changed, removed or added"
+            raise fault("ledger.chain", f"{says}; {restore}.")
+        if key is not None and not _is_ours(key, "entry", entry):
+            says = f"{where}: it was not written with this {KEY}; put the right one back"
+            raise fault("ledger.mac", f"{says}, or {restore}.")
+        entries.append(entry)
+        before = hashlib.sha256(line).hexdigest()
+    return entries, before
 
 
 def read_head(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import html
+import json
 import re
 import urllib.parse
 import zipfile
@@ -98,7 +99,11 @@ class Texts:
         """
         windows: set[tuple[str, ...]] = set()
         too_short: set[tuple[str, ...]] = set()
-        for spoken in map(words, set(deleted)):
+
+        def read(some: Iterable[str]) -> Iterator[list[str]]:  # as texts of files are
+            return (words(next(forms(text))) for text in set(some))
+
+        for spoken in read(deleted):
             letters = "".join(spoken)
             # A name or a number: two words, or digits.
             telling = sum(map(str.isdigit, letters)) >= LEAST_DIGITS
@@ -108,7 +113,7 @@ class Texts:
             elif spoken:
                 too_short.add(tuple(spoken))
         sizes = tuple(sorted({len(window) for window in windows}))
-        for spoken in map(words, set(kept)):
+        for spoken in read(kept):
             too_short.discard(tuple(spoken))
             for size in sizes:
                 windows.difference_update(in_a_row(spoken, size))
@@ -412,7 +417,7 @@ def row_texts(path: Path) -> list[str]:
     """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
     rows = (row.get("row", row) for row in read_json_lines(path)) if path.is_file() else ()
     # Numbers too, which may name somebody: a telephone, a policy.
-    return [str(one) for row in rows for _, one in leaves(row) if not isinstance(one, bool)]
+    return [str(one) for row in rows for _, one in said(row) if not isinstance(one, bool)]
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
@@ -425,3 +430,16 @@ def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(part, way)
     elif value is not None:
         yield way, value
+
+
+def said(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
+    """`leaves`; and those of each text that is JSON itself, as arguments of a tool may be."""
+    for path, one in leaves(value, way):
+        yield path, one
+        if isinstance(one, str) and one.lstrip()[:1] in ("{", "[", '"'):
+            try:
+                inside = [*leaves(json.loads(one), path)]
+            except (ValueError, RecursionError):
+                continue
+            for place, part in inside:
+                yield from said(part, place)
