@@ -11,11 +11,13 @@ from __future__ import annotations
 import codecs
 import gzip
 import html
+import json
 import re
 import urllib.parse
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -98,7 +100,9 @@ class Texts:
         """
         windows: set[tuple[str, ...]] = set()
         too_short: set[tuple[str, ...]] = set()
-        for spoken in map(words, set(deleted)):
+        # As files are read: a backslash before a letter is an escape there.
+        deleted, kept = ({next(forms(text)) for text in texts} for texts in (deleted, kept))
+        for spoken in map(words, deleted):
             letters = "".join(spoken)
             # A name or a number: two words, or digits.
             telling = sum(map(str.isdigit, letters)) >= LEAST_DIGITS
@@ -108,7 +112,7 @@ class Texts:
             elif spoken:
                 too_short.add(tuple(spoken))
         sizes = tuple(sorted({len(window) for window in windows}))
-        for spoken in map(words, set(kept)):
+        for spoken in map(words, kept):
             too_short.discard(tuple(spoken))
             for size in sizes:
                 windows.difference_update(in_a_row(spoken, size))
@@ -409,10 +413,23 @@ def _cells(column: Any, unread: set[str]) -> Iterator[str]:
 
 
 def row_texts(path: Path) -> list[str]:
-    """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
+    """Every text of a file of JSON lines with a field ``row``, as a request keeps them; of one that
+    is JSON itself, as chats of a CSV file are, each of its own."""
     rows = (row.get("row", row) for row in read_json_lines(path)) if path.is_file() else ()
+    return [text for row in rows for text in _inside(row)]
+
+
+def _inside(value: Any) -> Iterator[str]:
     # Numbers too, which may name somebody: a telephone, a policy.
-    return [str(one) for row in rows for _, one in leaves(row) if not isinstance(one, bool)]
+    for text in (str(one) for _, one in leaves(value) if not isinstance(one, bool)):
+        inner = None
+        if text.lstrip()[:1] in ("[", "{"):
+            with suppress(ValueError, RecursionError):
+                inner = json.loads(text)
+        if isinstance(inner, (dict, list)):
+            yield from _inside(inner)
+        else:
+            yield text
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
