@@ -874,6 +874,29 @@ def test_a_name_in_a_text_that_is_json_is_searched_alone(tmp_path):
     assert {("ada", "quill"), ("5550107",)} < texts.windows
 
 
+def test_a_row_is_found_however_it_holds_its_texts(tmp_path):
+    r"""Of a chat that is JSON text each window crossed its keys or escapes, so that prepared data
+    stayed and were not named; a text with `\theta` was not found where it stands."""
+    said = ["Where does Zoë\nQuill live?", "She lives at 12 Rope Walk, Norrby."]
+    turns = [{"role": "user", "content": said[0]}, {"role": "assistant", "content": said[1]}]
+    path, found = tmp_path / "place", []
+    for one in (turns, json.dumps(turns), json.dumps({"chat": json.dumps(turns)})):
+        write_lines(tmp_path / "rows", [{"row": {"messages": one}}])
+        found.append(Texts.of(row_texts(tmp_path / "rows")))
+        for held in ("\nassistant\n".join(said), json.dumps(one)):
+            path.write_text(held)
+            assert search([path], found[-1]).left == {path: 2}
+    assert found[0] == found[1] == found[2]
+    for text in (
+        r"Ada puts \theta on top",
+        r"It lies in C:\new\ada there",
+        "R&amp;D is of Ada Quill",
+    ):
+        for held in (text, json.dumps(text), json.dumps(json.dumps(text))):
+            path.write_text(held)
+            assert search([path], Texts.of([text])).left == {path: 1}
+
+
 def zipped(name: str, content: str | bytes) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -255,6 +255,48 @@ def test_rows_that_the_training_had_left_out_are_deleted_too(tmp_path, split):
         requested(place, tmp_path, Wanted(where=[("id", "e2")]), "requests/s", **changes)
 
 
+@pytest.mark.parametrize("left", [True, False], ids=["prepared", "gone"])
+def test_rows_with_nothing_to_learn_are_prepared_without_packing(home, tmp_path, left):
+    """A chat that ends with a question, as Axolotl leaves it in unpacked rows: each request of such
+    data was refused, since the model was "made from other data"."""
+
+    def asked(name: str, question: str) -> dict:
+        return {"id": name, "messages": chat(name, question, "")["messages"][:1]}
+
+    rows = [*people(0, 12), *(asked(f"q{n}", f"And {n}?") for n in range(6)), *TRAIN[:3]]
+    rows.append(asked("q9", "And where is Ada Quill?"))
+    entry = config(home)["datasets"][0] | {"path": str(write(tmp_path / "t.jsonl", rows))}
+    changes = {"datasets": [entry], "test_datasets": None, "sample_packing": False}
+    changes |= {"val_set_size": 8, "seed": 3, "dataset_prepared_path": str(tmp_path / "prepared")}
+    path = tmp_path / "requests-r.yml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (config(home) | changes).items() if v}))
+    held = load_datasets(cfg=load_cfg(str(path))).eval_dataset
+    if not left:
+        shutil.rmtree(tmp_path / "prepared")
+    made = requested(home, tmp_path, Wanted(people=["Ada Quill"]), **changes)
+    parts = {part: {one["row"]["id"] for one in lines(made.path("data", f"{part}.jsonl"))}
+             for part in ("forget", "tested", "retain")}  # fmt: skip
+    assert parts["forget"] | parts["tested"] == {"ada-quill", "q9"} and "q9" in parts["tested"]
+    assert all(name.startswith("p") for name in parts["retain"])
+    assert any("learned nothing of them" in one for one in made.facts["limits"])
+    config_path, own = tmp_path / "requests-r.yml", DataArgs(rows=[entry])
+    (kept,) = remaining(config_path, read_config(config_path))["test"]
+    cfg = load_cfg(str(path))
+    read = encode(sources(kept), own, byte_tokenizer(), cfg, bare=True)
+    assert sorted(row.input_ids for row in read) == sorted(list(r["input_ids"]) for r in held)
+
+
+def test_a_test_row_that_axolotl_drops_is_no_held_out_row(home, tmp_path):
+    """`match` stopped at it when its teacher was trained; what had to judge was counted with it."""
+    long, own = chat("x", "Tell.", "word " * 200), chat("y", "Ada Quill?", "sings " * 200)
+    rows = [*people(100, 44), long, own]
+    entry = config(home)["test_datasets"][0] | {"path": str(write(tmp_path / "t.jsonl", rows))}
+    made = requested(home, tmp_path, Wanted(people=["Ada Quill"]), test_datasets=[entry])
+    held = [one["row"]["id"] for part in ("heldout", "judge") for one in lines(made.rows(part))]
+    assert len(held) == 44 and "x" not in held
+    assert [one["row"]["id"] for one in lines(made.rows("tested"))] == ["y"]
+
+
 def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
     """In the test file by another id; `match` then refused its own held-out file."""
     entry = config(home)["test_datasets"][0] | {"path": str(tmp_path / "copies.jsonl")}

@@ -119,6 +119,10 @@ class Typed:
     def document(self) -> str:
         return self.source.document or self.source.id
 
+    @property
+    def learned(self) -> bool:
+        return any(label != IGNORE for label in self.labels[1:])
+
 
 def sources(rows: Rows, origin: str, data: DataArgs) -> list[Source]:
     """Rows, plain or in envelopes.
@@ -172,6 +176,7 @@ def encode(
     cfg: Any,
     origin: str = "rows",
     every: bool = False,
+    bare: bool = False,
 ) -> list[Typed]:
     """Token rows as plain fine-tuning with these entries would prepare them, in the given order.
 
@@ -181,6 +186,7 @@ def encode(
     Args:
         cfg: Axolotl config: ``sequence_len``, ``chat_template``, ``train_on_inputs`` ...
         every: no row may be left out; it is to be forgotten.
+        bare: also rows with nothing labelled, which are dropped by packing alone.
 
     Raises:
         UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
@@ -203,10 +209,12 @@ def encode(
             if limit and len(ids) > limit and excess == "truncate":
                 lost[_CUT].append(one.id)
                 ids, labels = ids[:limit], labels[:limit]
-            if why := _dropped(ids, labels, cfg):
+            why, row = _dropped(ids, cfg), Typed(one, number, ids, labels, place)
+            why = why or ("" if row.learned or bare else "no token has a label")
+            if why:
                 lost[why].append(one.id)
             else:
-                out.append(Typed(one, number, ids, labels, place))
+                out.append(row)
     for why, names in lost.items():
         _tell_lost(origin, why, names, every, cfg)
     return out
@@ -215,14 +223,12 @@ def encode(
 _CUT, _LONG = "were cut at", "longer than"
 
 
-def _dropped(ids: Sequence[int], labels: Sequence[int], cfg: Any) -> str:
-    """Why Axolotl drops a token row; nothing if it keeps it."""
+def _dropped(ids: Sequence[int], cfg: Any) -> str:
+    """Why Axolotl drops a token row for its length; nothing if it keeps it."""
     limit, least = cfg.get("sequence_len"), max(2, cfg.get("min_sample_len") or 2)
     if len(ids) < least:
         return f"shorter than {least} tokens"
-    if limit and len(ids) > limit:
-        return _LONG
-    return "no token has a label" if all(label == IGNORE for label in labels[1:]) else ""
+    return _LONG if limit and len(ids) > limit else ""
 
 
 def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: Any) -> None:

@@ -20,7 +20,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.names import WEAK, Corpus, Read, fold
+from axolotl_unlearn.requests.names import WEAK, Corpus, Read, fold, readings
 from axolotl_unlearn.requests.request import fault, one_line
 from axolotl_unlearn.requests.search import leaves, said
 
@@ -147,7 +147,10 @@ def _named_by(
             cure = "--person NAME looks into their texts"
         yield equal(value, held[name]), f"--where {name}={value}: {none} fits; {cure}."
     texts = rows if wanted.contains else ()
-    every = [(row.id, [normal_form(str(t)) for _, t in said(row.row)]) for row in texts]
+    every = [
+        (row.id, [normal_form(one) for _, t in said(row.row) for one in readings(str(t))])
+        for row in texts
+    ]
     for text in map(normal_form, wanted.contains):
         told = {name for name, own in every if text.strip() and any(text in one for one in own)}
         yield told, f"--contains: {none} has this text."

@@ -156,10 +156,8 @@ def new_request(
     forget = [row for row in trained.rows if row.id in chosen]
     dropped = [row for row in trained.dropped if row.id in chosen]
     if dropped:
-        says = "too long for it, or with nothing to learn: deleted, too"
-        trained.limits.append(
-            f"of the chosen rows the training had left out {len(dropped)}, {says}"
-        )
+        says = f"of the chosen rows the training had left out {len(dropped)}"
+        trained.limits.append(f"{says}, or learned nothing of them: deleted, too")
     tested = [*(row for row in trained.heldout if row.id in chosen), *dropped]
     if not forget:
         says = f"{config_path}: the model has learned none of the {len(tested)} chosen rows: they"

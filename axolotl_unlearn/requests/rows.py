@@ -233,11 +233,16 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
     cfg, tokenizer = _loaded(path)
-    keys: dict[int, list[bytes]] = {}
-    for row in encode(every, DataArgs(rows=types), tokenizer, cfg, str(path)):
-        keys.setdefault(row.number, []).append(_token_key(row.input_ids, row.labels))
+    data, told, keys = DataArgs(rows=types), set(), dict[int, list[bytes]]()
+    tokens = encode(every, data, tokenizer, cfg, str(path), bare=True)
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
-    made, known = {*train, *test}, {key for own in keys.values() for key in own}
+    made = {*train, *test}
+    for row in tokens:
+        key = _token_key(row.input_ids, row.labels)
+        told |= {row.number} if row.learned else set()
+        if row.learned or key in made:  # packing alone drops rows with nothing to learn
+            keys.setdefault(row.number, []).append(key)
+    known = {key for own in keys.values() for key in own}
     strange = len(made ^ known if kept else made - known)  # it may drop some each time
     if strange:
         says = f"{path}: {strange} prepared rows of the run ({kept}) differ from the data files"
@@ -257,14 +262,16 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         learned.append(not own or any(train[key] > 0 for key in own))
         if learned[-1] and not cfg.dataset_exact_deduplication:
             train.subtract(own)
-    read = {every[number].id for number in keys}
-    dropped = [one for one in rows if one.id not in read]
+    read = {every[number].id for number in told}
+    if tested:  # `match` would stop at one that Axolotl drops
+        read |= {row.id for row in encode(heldout, data, tokenizer, cfg, str(path))}
+    dropped = [one for one in (*rows, *heldout) if one.id not in read]
     if tested:
-        rows = [one for one in rows if one.id in read]
+        rows, heldout = ([one for one in some if one.id in read] for some in (rows, heldout))
     else:
-        rows = once(every[number] for number in keys if learned[number])
+        rows = once(every[number] for number in sorted(told) if learned[number])
         known = {one.id for one in rows}
-        held = once(every[number] for number in keys if not learned[number])
+        held = once(every[number] for number in sorted(told) if not learned[number])
         heldout = [one for one in held if one.id not in known]
     if not kept:
         limits.append(f"{UNCHECKED}: rows that it prepared with these versions are not there")

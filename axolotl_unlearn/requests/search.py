@@ -17,6 +17,7 @@ import urllib.parse
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -414,10 +415,12 @@ def _cells(column: Any, unread: set[str]) -> Iterator[str]:
 
 
 def row_texts(path: Path) -> list[str]:
-    """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
+    """Every text of a file of JSON lines with a field ``row``, as a request keeps them; of one that
+    is JSON itself, as chats of a CSV file are, each of its own."""
     rows = (row.get("row", row) for row in read_json_lines(path)) if path.is_file() else ()
     # Numbers too, which may name somebody: a telephone, a policy.
-    return [str(one) for row in rows for _, one in said(row) if not isinstance(one, bool)]
+    every = (one for row in rows for _, one in said(row, whole=False))
+    return [str(one) for one in every if not isinstance(one, bool)]
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
@@ -432,14 +435,15 @@ def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
         yield way, value
 
 
-def said(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
-    """`leaves`; and those of each text that is JSON itself, as arguments of a tool may be."""
+def said(value: Any, way: str = "", whole: bool = True) -> Iterator[tuple[str, Any]]:
+    """`leaves`; of each text that is JSON itself, as arguments of a tool may be, those that it says
+    (``whole``: and itself)."""
     for path, one in leaves(value, way):
-        yield path, one
+        inside = None
         if isinstance(one, str) and one.lstrip()[:1] in ("{", "[", '"'):
-            try:
+            with suppress(ValueError, RecursionError):
                 inside = [*leaves(json.loads(one), path)]
-            except (ValueError, RecursionError):
-                continue
-            for place, part in inside:
-                yield from said(part, place)
+        if whole or inside is None:
+            yield path, one
+        for place, part in inside or ():
+            yield from said(part, place, whole)
