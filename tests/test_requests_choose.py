@@ -53,9 +53,9 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
     assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
     coded = sources(
-        [{"messages": json.dumps(chat("x", "Zoë Ek?", 'In "B".')["messages"])}, TRAIN[9]]
+        [{"messages": json.dumps(chat("x", "Zoë Ek?", "In\nB.")["messages"])}, TRAIN[9]]
     )
-    for text in ("zoë ek", 'in "b"'):  # JSON text, as in a CSV file, and read as `--person` does
+    for text in ("zoë ek", "in b."):  # JSON text, as in a CSV file, and read as `--person` does
         assert choose(coded, Wanted(contains=[text])) == coded[:1]
     named = sources([*TRAIN, chat("key", "Who?", "One.", tools={"Ada Quill": "owner"})])
     taken = {row.id for row in choose(named, Wanted(people=["Ada Quill"]))}

@@ -810,7 +810,10 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         *(("no table can be made of the rows", {"datasets": [one]}, {}) for one in odd),
         ("30 of 45 rows are in the training data", {}, {"heldout": seen}),
         ("rows fits", {}, {"wanted": Wanted(where=[("id", "bob")])}),
-        ("rows of a stream", {"pretraining_dataset": [{"path": "x"}]}, {}),
+        ("`pretraining_dataset` no rows", {"pretraining_dataset": [{"path": "x"}]}, {}),
+        ("`streaming` no rows", {"streaming": True}, {}),
+        ("`skip_prepare_dataset` no rows", {"skip_prepare_dataset": True}, {}),
+        ("has no `type`", {"datasets": [config(home)["datasets"][0] | {"type": None}]}, {}),
     ):
         assert says in fault(home, tmp_path, changes, **options)
     out = tmp_path / "requests" / "1"

@@ -43,6 +43,8 @@ PLACE = (
 )  # fmt: skip
 #: With one of these Axolotl trains on rows that it draws.
 DRAWN = ("shards", "preprocess_shards", "weight")
+#: With one of these it may leave rows out, or reads what is no text.
+UNPREPARED = ("pretraining_dataset", "streaming", "skip_prepare_dataset")
 #: Settings of a run that have no say in its weights, or would take them from an earlier run.
 RUN = (
     "output_dir", "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
@@ -77,9 +79,9 @@ def read_config(path: Path) -> dict[str, Any]:
     config = config_keys(Path(path))
     if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
-    if config.get("pretraining_dataset"):
-        says = f"{path}: rows of a stream (`pretraining_dataset`) cannot be chosen"
-        cure = "name the texts in `datasets`, with `type: completion`, and train so"
+    if name := next(filter(config.get, UNPREPARED), None):
+        says = f"{path}: with `{name}` no rows are prepared before a run, so none can be chosen"
+        cure = "name the texts in `datasets`, with their `type`, and train without it"
         raise fault("requests.stream", f"{says}; {cure}.")
     return config
 
@@ -232,6 +234,10 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
             raise fault("requests.split-of-pairs", f"{says}; name them in `test_datasets`.")
         limits += [f"{UNCHECKED}: such runs leave no prepared rows", REJECTED]
         return Trained(rows, heldout, [True] * len(every), types, limits)
+    if not all(one.get("type") for one in types):
+        says = f"{path}: an entry of `datasets` or `test_datasets` has no `type`, so that its rows"
+        cure = "give the texts that they were made of"
+        raise fault("requests.rows-unreadable", f"{says} are tokens; {cure}.")
     cfg, tokenizer = _loaded(path)
     data, told, keys = DataArgs(rows=types), set(), dict[int, list[bytes]]()
     tokens = encode(every, data, tokenizer, cfg, str(path), bare=True)
