@@ -279,10 +279,8 @@ def graph(dev: Tiny, fresh: Sequence[Tiny]) -> dict[str, Any]:
 
 
 def tables(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> dict[str, Any]:
-    """Means and 95 % intervals over seeds, and differences of two models, paired by seed.
-
-    A model that several runs have counts as the last of them made it; a difference is of models of one
-    run, the last that has them."""
+    """Means and 95 % intervals over seeds, and differences of two models, paired by seed. A model
+    that several runs have counts as the last of them made it."""
     seeds: dict[str, dict[str, Any]] = {}
     for run in runs:
         for seed, models in run.items():
@@ -300,10 +298,8 @@ def tables(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> dic
             for n in names]  # fmt: skip
 
     def gap(name: str, *others: str) -> list[float]:
-        last = {seed: models for run in runs for seed, models in run.items()
-                if all(map(models.get, (name, *others)))}  # fmt: skip
-        return [m[name]["aggregate"] - max(m[one]["aggregate"] for one in others)
-                for m in last.values()]  # fmt: skip
+        whole = [models for models in every if all(map(models.get, (name, *others)))]
+        return [m[name]["aggregate"] - max(m[one]["aggregate"] for one in others) for m in whole]
 
     gaps = {"merged, the better parent": gap("merged", "over", "under")} | {
         f"{name}, {other}": gap(name, other)

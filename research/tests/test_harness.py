@@ -117,9 +117,9 @@ def test_the_story_by_hand(tmp_path):
     later = {n: dict.fromkeys(reproduce.COLUMNS, v) for n, v in (("single", 0.6), ("match", 0.7))}
     found = reproduce.tables([both, {"2": later}])
     assert [row[:3] for row in found["comparison"]["rows"][3:4]] == [["single", 2, "0.550 ± 0.635"]]
-    gaps = {row[0]: row[1:3] for row in found["differences"]["rows"]}  # of models of one run
-    assert gaps["merged, single"] == ["+0.350 ± 0.635", "2 of 2"]
-    assert gaps["match, single"][1] == "1 of 1" and "match, retrained" not in gaps
+    gaps = {row[0]: row[1:3] for row in found["differences"]["rows"]}
+    assert gaps["merged, single"] == ["+0.300 ± 1.271", "2 of 2"]
+    assert gaps["match, single"] == ["+0.100", "1 of 1"] and gaps["match, retrained"][1] == "0 of 1"
     of = {"a": (0.6, 0.5, 0.7), "b": (0.4, 0.3, 0.5), "c": (0.2, 0.1, 0.4)}
     of |= {"retrained": (0.9, 0.8, 1)}
     one = {n: dict.fromkeys(reproduce.COLUMNS, v) | {"intervals": dict.fromkeys(reproduce.COLUMNS, ends)}
