@@ -438,6 +438,20 @@ def test_the_recipe_and_its_checks(home, made):
     check(made.request)  # faults of the recipe itself, but for the teacher that is not there yet
 
 
+def test_no_file_that_trains_or_is_asked_may_change_before_the_run(made):
+    """A row taken out of eval-data was asked about no more, and the others were *shown*."""
+    digests = made.request.facts["digests"]
+    assert {"data/forget.jsonl", "data/teacher-0.jsonl", "eval-data/forget.jsonl"} <= {*digests}
+    assert {"eval-data/member.jsonl", "eval-data/nonmember.jsonl"} <= {*digests}
+    running.check(made.request)
+    for path in map(made.request.path, digests):
+        whole = path.read_bytes()
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[1:]))
+        with fails("requests.changed-part"):
+            running.check(made.request)
+        path.write_bytes(whole)
+
+
 def test_the_teacher_reads_few_rows_as_often_as_the_model_has(home, tmp_path):
     """A third of the retained rows, at least 32, and no more than 4000 rows read in all."""
     assert passes({}, 10) == 1 and passes({"num_epochs": 2.6}, 10) == 3
@@ -792,6 +806,7 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     (other / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
     (other / "adapter_model.safetensors").write_bytes(b"")
     seen = write(tmp_path / "seen.jsonl", people(0, 45))
+    every = home / "train.jsonl"
     gone = {"datasets": [{"path": "gone.jsonl", "type": "alpaca"}]}
     mixed = [chat("ada-quill", "Half?", "a \ud83d half"), chat("ada-quill", *ADA[0]) | {"id": [1]}]
     mixed = [TRAIN[:5] + [one] for one in mixed]
@@ -814,6 +829,8 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
         ("`streaming` no rows", {"streaming": True}, {}),
         ("`skip_prepare_dataset` no rows", {"skip_prepare_dataset": True}, {}),
         ("has no `type`", {"datasets": [config(home)["datasets"][0] | {"type": None}]}, {}),
+        # "with the offered rows", which nobody had asked for.
+        ("no row that the model has learned would be kept", {}, {"wanted": Wanted(rows=every)}),
     ):
         assert says in fault(home, tmp_path, changes, **options)
     out = tmp_path / "requests" / "1"

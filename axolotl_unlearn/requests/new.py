@@ -151,7 +151,7 @@ def new_request(
     learned, chosen = {row.id for row in trained.rows}, taken | more
     kept = [row for row in others if row.id in learned - more]
     if not kept:
-        says = "with the offered rows no row would be kept; choose fewer."
+        says = "no row that the model has learned would be kept; choose fewer."
         raise fault("requests.none-kept", says)
     forget = [row for row in trained.rows if row.id in chosen]
     dropped = [row for row in trained.dropped if row.id in chosen]
@@ -205,7 +205,6 @@ def new_request(
             if rows:
                 path = out / "data" / f"{name}.jsonl"
                 write_lines(path, [{"id": r.id, "dataset": r.entry, "row": r.row} for r in rows])
-                facts["digests"][name] = digest(path)
         write_private(out / "finetune.yml", config_path.read_bytes())
         if whose:
             write_json(out / SUBJECTS, whose)
@@ -224,6 +223,8 @@ def new_request(
             texts = documents_of(rows_of.encoded(out, "canaries", tokenizer), tokenizer)
             canaries = [one | {COIN: coins[one["id"]]} for one in texts]
             write_lines(out / "eval-data" / "canaries.jsonl", canaries)
+        every_file = sorted(out.glob("*data/*.jsonl"))  # what trains and what is asked
+        facts["digests"] = {one.relative_to(out).as_posix(): digest(one) for one in every_file}
         if trained.split:
             rows_of.keep_split(ledger, *trained.split)
         write_json(out / "request.json", facts)  # last: a folder without it is no request

@@ -152,13 +152,13 @@ def take(request: Request, way: str | None) -> None:
 
 
 def check(request: Request) -> None:
-    """Rows, base, config, packages and model are those of `request new`.
+    """Rows, what is asked of them, base, config, packages and model are those of `request new`.
 
     Raises:
         UnlearnError: The first that is not.
     """
     for part, known in request.facts["digests"].items():
-        path = request.rows(part)
+        path = request.path(part) if "/" in part else request.rows(part)  # of earlier versions
         if not path.is_file() or digest(path) != known:
             says = f"{path} was changed or removed since `request new`; make the request again."
             raise fault("requests.changed-part", says)
