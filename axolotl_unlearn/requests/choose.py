@@ -20,7 +20,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.names import WEAK, Corpus, Read, fold, readings
+from axolotl_unlearn.requests.names import WEAK, Corpus, fold, readings
 from axolotl_unlearn.requests.request import fault, one_line
 from axolotl_unlearn.requests.search import leaves, said
 
@@ -197,7 +197,7 @@ def values_at(value: Any, way: Sequence[str]) -> list[str]:
 
 
 def offer(
-    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted, read: Read | None = None
+    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted, read: dict | None = None
 ) -> Offered:
     """What else among the others may be about the same: near-duplicates of the chosen rows, other
     ways to write the names that were asked for or that stand in the chosen rows, and the value of
@@ -239,7 +239,7 @@ def offer(
     return offered
 
 
-def corpus_of(rows: Sequence[Source], read: Read | None = None) -> Corpus:
+def corpus_of(rows: Sequence[Source], read: dict | None = None) -> Corpus:
     return Corpus(((row.id, _texts(row)) for row in rows), read)
 
 
@@ -339,7 +339,7 @@ def together(subjects: Mapping[str, Wanted]) -> Wanted:
 
 
 def shares(
-    subjects: Mapping[str, Wanted], rows: Sequence[Source], read: Read | None = None
+    subjects: Mapping[str, Wanted], rows: Sequence[Source], read: dict | None = None
 ) -> dict[str, list[str]]:
     """Ids of the rows of each subject; ``read`` as of `Corpus`.
 

@@ -180,19 +180,12 @@ class Hit(NamedTuple):
         return self.how in SURE
 
 
-#: Row -> the readings of each of its texts.
-Read = dict[str, list[list[Text]]]
-
-
 class Corpus:
-    """The texts of rows, read once for all names that are looked for.
+    """The texts of rows, read once for all names that are looked for; ``read`` has rows by their
+    ids that others have read, and gets those that are read here."""
 
-    Args:
-        read: Rows that others have read, by their ids; gets those that are read here.
-    """
-
-    def __init__(self, rows: Iterable[tuple[str, Iterable[str]]], read: Read | None = None) -> None:
-        read, self.rows = {} if read is None else read, Read()
+    def __init__(self, rows: Iterable[tuple[str, Iterable[str]]], read: dict | None = None) -> None:
+        read, self.rows = {} if read is None else read, {}
         for row, texts in rows:
             if row not in read:
                 read[row] = [[Text(one) for one in readings(text)] for text in texts]

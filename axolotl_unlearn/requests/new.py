@@ -31,7 +31,6 @@ from axolotl_unlearn.requests.choose import (
     shares,
     speaking,
 )
-from axolotl_unlearn.requests.names import Read
 from axolotl_unlearn.requests.record import SUBJECTS
 from axolotl_unlearn.requests.request import (
     MAKING,
@@ -135,7 +134,7 @@ def new_request(
     files = weights(Path(before["adapter"] or before["model"])).values()
     trained = rows_of.trained_rows(config_path, out.parent)
     every = [*trained.rows, *trained.heldout, *trained.dropped]
-    read: Read = {}
+    read: dict[str, Any] = {}
     whose = shares(options.subjects, every, read)
     named = choose(every, wanted, corpus_of(every if wanted.people else (), read))
     taken = {row.id for row in named}
@@ -295,7 +294,7 @@ def _heldout(
     path: Path | None,
     out: Path,
     seed: int,
-    read: Read,
+    read: dict[str, Any],
 ) -> tuple[list[Source], list[Source], list[str]]:
     """Rows that the model never saw: those that set the level, those that judge, and what is not
     claimed. Of fewer than `LEAST_HELDOUT` all judge; the report says what they could have found.

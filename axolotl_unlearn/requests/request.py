@@ -320,8 +320,7 @@ class Ledger:
 
     def _checked(self, raw: bytes) -> list[dict[str, Any]]:
         key = self.key()
-        known, before = _chain(raw, key, self.path)
-        entries = [*map(dict, known)]
+        entries, before = _chain(raw, key, self.path)
         *head, bound = self._head(empty=not entries)
         # An append that was killed before it wrote the head: only who has the key can have made it.
         killed = entries and key is not None and head == [len(entries) - 1, entries[-1]["previous"]]
@@ -335,7 +334,7 @@ class Ledger:
         if not entries and (records := sorted(self.folder.glob("*/record.json"))):
             says = f"{self.path} has no line but {records[0]} is there; restore it."
             raise fault("ledger.missing", says)
-        return entries
+        return [*map(dict, entries)]  # those of the next who asks are as they were
 
     def _head(self, empty: bool = False) -> tuple[int, str, bool]:
         """Number of entries, SHA-256 of the last, and whether an HMAC binds them."""
@@ -544,9 +543,7 @@ class Ledger:
         content = text.encode("utf-8", "surrogatepass")  # a row that stays may have half of a pair
         return _mac(self._key_of_ids, "document", content)[:32]
 
-    @cached_property
-    def _key_of_ids(self) -> bytes:  # read once: there is an id for every row
-        return self._own_key()
+    _key_of_ids = cached_property(_own_key)  # read once: there is an id for every row
 
     def keyed_file(self, path: Path) -> str:
         """HMAC-SHA256 of a file's content, hex."""
@@ -557,8 +554,8 @@ class Ledger:
 
 @lru_cache(4)
 def _chain(raw: bytes, key: bytes | None, path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The entries of a ledger and the SHA-256 of the last; the same bytes under the same key are
-    checked once, however many requests are asked for. Raises `UnlearnError`: the first fault."""
+    """Entries, and the SHA-256 of the last; equal bytes under one key are checked once. Raises
+    `UnlearnError`: the first fault."""
     entries, before, restore = [], NOTHING, "restore it from a copy"
     *lines, rest = raw.split(b"\n")
     if rest:

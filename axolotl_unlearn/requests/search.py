@@ -100,11 +100,8 @@ class Texts:
         """
         windows: set[tuple[str, ...]] = set()
         too_short: set[tuple[str, ...]] = set()
-
-        def read(some: Iterable[str]) -> Iterator[list[str]]:  # as texts of files are
-            return (words(next(forms(text))) for text in set(some))
-
-        for spoken in read(deleted):
+        # Read as files are: these are known by what their escapes stand for alone.
+        for spoken in map(words, {next(forms(text)) for text in deleted}):
             letters = "".join(spoken)
             # A name or a number: two words, or digits.
             telling = sum(map(str.isdigit, letters)) >= LEAST_DIGITS
@@ -114,7 +111,7 @@ class Texts:
             elif spoken:
                 too_short.add(tuple(spoken))
         sizes = tuple(sorted({len(window) for window in windows}))
-        for spoken in read(kept):
+        for spoken in map(words, {next(forms(text)) for text in kept}):
             too_short.discard(tuple(spoken))
             for size in sizes:
                 windows.difference_update(in_a_row(spoken, size))
