@@ -17,7 +17,6 @@ import urllib.parse
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -420,16 +419,15 @@ def row_texts(path: Path) -> list[str]:
 
 
 def _inside(value: Any) -> Iterator[str]:
-    # Numbers too, which may name somebody: a telephone, a policy.
-    for text in (str(one) for _, one in leaves(value) if not isinstance(one, bool)):
-        inner = None
-        if text.lstrip()[:1] in ("[", "{"):
-            with suppress(ValueError, RecursionError):
-                inner = json.loads(text)
+    for _, one in leaves(value):
+        try:
+            inner = json.loads(one)
+        except (TypeError, ValueError, RecursionError):
+            inner = None
         if isinstance(inner, (dict, list)):
             yield from _inside(inner)
-        else:
-            yield text
+        elif not isinstance(one, bool):  # numbers too, which may name somebody: a telephone
+            yield str(one)
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
