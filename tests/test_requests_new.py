@@ -297,6 +297,24 @@ def test_a_test_row_that_axolotl_drops_is_no_held_out_row(home, tmp_path):
     assert [one["row"]["id"] for one in lines(made.rows("tested"))] == ["y"]
 
 
+@pytest.mark.parametrize("split", [0, 20])
+def test_a_held_out_row_that_another_said_in_training_judges_nothing(home, tmp_path, split):
+    """Two people ask the same and get the same answer: of fields that are not read alone the rows
+    differ, and what the model had learned judged as a text that was never seen."""
+    twins = [row | {"user": "b"} for row in people(0, 30)]
+    (entry,), (test,) = (config(home)[key] for key in ("datasets", "test_datasets"))
+    changes = {"val_set_size": split, "seed": 3, "test_datasets": None}
+    changes["datasets"] = [entry | {"path": str(write(tmp_path / "a.jsonl", [*TRAIN, *twins]))}]
+    if not split:
+        other = write(tmp_path / "b.jsonl", [*people(100, 44), *twins])
+        changes = {"test_datasets": [test | {"path": str(other)}]}
+    made = requested(home, tmp_path, **{**changes, "dataset_prepared_path": str(tmp_path / "p")})
+    held = [row for part in ("heldout", "judge") if made.rows(part).is_file()
+            for row in lines(made.rows(part))]  # fmt: skip
+    said = [[row["row"]["messages"] for row in some] for some in (held, lines(made.rows("retain")))]
+    assert held and not any(one in said[1] for one in said[0])
+
+
 def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
     """In the test file by another id; `match` then refused its own held-out file."""
     entry = config(home)["test_datasets"][0] | {"path": str(tmp_path / "copies.jsonl")}

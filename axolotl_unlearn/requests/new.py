@@ -165,7 +165,7 @@ def new_request(
     seed = seed_of(config)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
-    unseen = [row for row in trained.heldout if row.id not in chosen | gone]
+    unseen = [row for row in trained.heldout if row.id not in chosen.union(gone, trained.again)]
     unseen = [row for row in unseen if row.record.said not in texts]
     given, deleted = options.heldout, [*forget, *tested]
     level, judge, limits = _heldout(trained, unseen, deleted, wanted, given, out, seed, read)

@@ -43,8 +43,6 @@ PLACE = (
 )  # fmt: skip
 #: With one of these Axolotl trains on rows that it draws.
 DRAWN = ("shards", "preprocess_shards", "weight")
-#: With one of these it may leave rows out, or reads what is no text.
-UNPREPARED = ("pretraining_dataset", "streaming", "skip_prepare_dataset")
 #: Settings of a run that have no say in its weights, or would take them from an earlier run.
 RUN = (
     "output_dir", "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
@@ -79,7 +77,8 @@ def read_config(path: Path) -> dict[str, Any]:
     config = config_keys(Path(path))
     if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
-    if name := next(filter(config.get, UNPREPARED), None):
+    unprepared = ("pretraining_dataset", "streaming", "skip_prepare_dataset")
+    if name := next(filter(config.get, unprepared), None):
         says = f"{path}: with `{name}` no rows are prepared before a run, so none can be chosen"
         cure = "name the texts in `datasets`, with their `type`, and train without it"
         raise fault("requests.stream", f"{says}; {cure}.")
@@ -166,6 +165,7 @@ class Trained:
         rows: Rows that it learned.
         heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
         dropped: Rows that Axolotl left out of its training: too long, or with nothing to learn.
+        again: Ids of held-out rows with the tokens of a row that it learned.
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         limits: Sentences: what could not be checked.
@@ -180,6 +180,7 @@ class Trained:
     limits: list[str] = field(default_factory=list)
     split: tuple[str, list[str]] | None = None
     dropped: list[Source] = field(default_factory=list)
+    again: Collection[str] = ()
 
 
 #: Beside the ledger: validation splits, by keyed digests. `erase` removes Axolotl's own copy, and
@@ -262,7 +263,7 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
-    learned = []
+    learned, seen = [], {*train}
     for number in range(len(every)):
         own = keys.get(number, [])
         learned.append(not own or any(train[key] > 0 for key in own))
@@ -270,18 +271,22 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
             train.subtract(own)
     read = {every[number].id for number in told}
     if tested:  # `match` would stop at one that Axolotl drops
-        read |= {row.id for row in encode(heldout, data, tokenizer, cfg, str(path))}
+        others = {row.id: _token_key(row.input_ids, row.labels)
+                  for row in encode(heldout, data, tokenizer, cfg, str(path))}  # fmt: skip
+        read |= others.keys()
+        again = {one for one, key in others.items() if key in seen}
     dropped = [one for one in (*rows, *heldout) if one.id not in read]
     if tested:
         rows, heldout = ([one for one in some if one.id in read] for some in (rows, heldout))
     else:
         rows = once(every[number] for number in sorted(told) if learned[number])
         known = {one.id for one in rows}
-        held = once(every[number] for number in sorted(told) if not learned[number])
-        heldout = [one for one in held if one.id not in known]
+        held = [number for number in sorted(told) if not learned[number]]
+        again = {every[number].id for number in held if not seen.isdisjoint(keys[number])}
+        heldout = [one for one in once(map(every.__getitem__, held)) if one.id not in known]
     if not kept:
         limits.append(f"{UNCHECKED}: rows that it prepared with these versions are not there")
-    return Trained(rows, heldout, learned, types, limits, split, dropped)
+    return Trained(rows, heldout, learned, types, limits, split, dropped, again)
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
