@@ -761,6 +761,12 @@ chat_template: chatml
 """
 
 
+def test_a_config_without_sequence_len_has_the_one_of_axolotl(home, tmp_path):
+    """TypeError: None and an int, since the rows were read with the config as it is written."""
+    request = requested(home, tmp_path, sequence_len=None)
+    assert len(encoded(request.folder, "forget", byte_tokenizer())) == 3
+
+
 def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeypatch):
     """It stopped for five held-out rows, which the exact ways do not need."""
     monkeypatch.chdir(tmp_path)

@@ -192,6 +192,13 @@ def encode(
         UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
             ``every`` (or ``excess_length_strategy: raise``) rows that it drops.
     """
+    if cfg.get("sequence_len") is None:  # of a config as it was written
+        from axolotl.utils.schemas.config import AxolotlInputConfig
+
+        from axolotl_unlearn.versions import DictDefault
+
+        default = AxolotlInputConfig.model_fields["sequence_len"].default
+        cfg = DictDefault({**cfg, "sequence_len": default})
     parts: dict[int, list[dict[str, list[int]]]] = {}
     for entry in {one.entry for one in given}:
         numbers = [number for number, one in enumerate(given) if one.entry == entry]
