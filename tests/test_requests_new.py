@@ -325,6 +325,42 @@ def test_a_copy_of_a_trained_row_is_no_held_out_row(home, tmp_path):
     assert len(held) == 40 and not any(row["id"] == "x" for row in held)
 
 
+def test_a_row_that_says_what_a_chosen_one_says_is_offered_and_never_retained(home, tmp_path):
+    """In other fields it was another row by its text: it was offered to nobody, and `match` stopped
+    at it after its teacher was trained."""
+    twin = TRAIN[0] | {"id": "other", "note": " ".join(f"word{n}" for n in range(80))}
+    entry = config(home)["datasets"][0] | {"path": str(write(tmp_path / "a.jsonl", [*TRAIN, twin]))}
+    changes = {"datasets": [entry], "dataset_prepared_path": str(tmp_path / "p")}
+    counts = []
+    for number, with_near in enumerate((False, True)):
+        options = Options(with_near=with_near)
+        made = requested(home, tmp_path, name=f"requests/{number}", made=options, **changes)
+        ids = [one["row"]["id"] for one in lines(made.rows("retain"))]
+        assert len(ids) == len(TRAIN) - 3 and "other" not in ids
+        counts.append(made.facts["counts"]["forget"])
+        offered = json.loads(made.path("offered.json").read_text())["rows"]
+        (why,) = (one["reasons"] for one in offered if any("token" in x for x in one["reasons"]))
+        assert any(one.startswith("token for token the same as ") for one in why)
+    assert counts == [3, 4]
+    entry = entry | {"path": str(write(tmp_path / "b.jsonl", [*TRAIN[:3], twin]))}
+    with pytest.raises(UnlearnError, match="says what a chosen one says"):
+        requested(home, tmp_path, name="requests/3", **changes | {"datasets": [entry]})
+
+
+def test_rows_of_a_file_are_held_out_as_axolotl_reads_them(home, tmp_path):
+    """One that it drops stopped `match` after its teacher was trained; one that the model learned
+    with another field passed for one that it never saw."""
+    silent = chat("silent", "Who is Bo?", "")["messages"][:1]
+    file = write(tmp_path / "a.jsonl", [*people(300, 41), {"id": "silent", "messages": silent}])
+    made = requested(home, tmp_path, made=Options(heldout=file))
+    held = [one["row"]["id"] for part in ("heldout", "judge") for one in lines(made.rows(part))]
+    assert len(held) == 41 and "silent" not in held
+    write(file, [*people(300, 41), *(row | {"user": "b"} for row in TRAIN[6:8])])
+    says = "2 of 43 rows are in the training data"
+    with pytest.raises(UnlearnError, match=says):
+        requested(home, tmp_path, name="requests/2", made=Options(heldout=file))
+
+
 def test_a_deleted_row_is_no_held_out_row_of_a_file(home, tmp_path):
     """The test file as --heldout: a row of it that is deleted, or was by an earlier request, set
     the level or judged, was kept for audits, and was on no list of what may not be learned."""

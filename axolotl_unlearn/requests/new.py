@@ -142,6 +142,12 @@ def new_request(
     gone = rows_of.deleted_rows(out.parent, every)
     others = [row for row in every if row.id not in taken | gone]
     offered = offer(named, others, wanted, read)
+    told = {one: row.id for row in named for one in trained.said.get(row.id, ())}
+    for row in others:  # whatever else stands in its fields
+        own = trained.said.get(row.id)
+        if own and own <= told.keys() and row.id not in offered.near:
+            offered.near[row.id] = like = told[min(own)]
+            offered.reasons.setdefault(row.id, []).append(f"token for token the same as {like}")
     mentioned = {name for ids in offered.mentions.values() for name in ids}
     more = {*(offered.near if options.with_near else ())}
     more |= mentioned if options.with_mentions else set()
@@ -163,12 +169,18 @@ def new_request(
         what = "stand in validation data, are longer than `sequence_len`, or have nothing to learn"
         raise fault("requests.tested-alone", f"{says} {what}; remove them from those files.")
     seed = seed_of(config)
-    retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
-    texts = {row.record.said for row in trained.rows}  # a test file may hold a copy by another id
-    unseen = [row for row in trained.heldout if row.id not in chosen.union(gone, trained.again)]
-    unseen = [row for row in unseen if row.record.said not in texts]
-    given, deleted = options.heldout, [*forget, *tested]
-    level, judge, limits = _heldout(trained, unseen, deleted, wanted, given, out, seed, read)
+    apart = trained.apart(kept, forget)  # `match` could not forget what it retains
+    if not apart:
+        says = "every row that would be kept says what a chosen one says, token for token"
+        raise fault("requests.none-kept", f"{says}; give `--with-near`, or choose fewer.")
+    retain = random.Random(f"{seed}/retain").sample(apart, min(options.retain, len(apart)))
+    if options.heldout is None:
+        unseen = [row for row in trained.heldout if row.id not in chosen | gone]
+        unseen = trained.apart(unseen, trained.rows)  # a test file may hold a copy by another id
+    else:
+        unseen = _given(options.heldout, trained, config_path, forget[0].entry)
+    deleted = [*forget, *tested]
+    level, judge, limits = _heldout(unseen, deleted, wanted, out, seed, read)
     parts = {"forget": forget, "tested": tested, "retain": retain, "heldout": level, "judge": judge}
     coins: dict[str, bool] = {}
     if options.canaries:
@@ -286,12 +298,29 @@ def model_before(
     return {"model": base, "adapter": str(path)}
 
 
+def _given(path: Path, trained: rows_of.Trained, config_path: Path, entry: int) -> list[Source]:
+    """Rows of a file that the model never saw, but those that Axolotl would drop.
+
+    Raises:
+        UnlearnError: They are in the training data.
+    """
+    rows = {row_id(row): Source(row_id(row), row, entry) for _, row in read_rows(path)}
+    read = rows_of.said_in(config_path, [*rows.values()], trained.types)
+    trained.said.update(read)
+    given = [row for row in rows.values() if row.id in read]
+    unseen = {row.id for row in trained.apart(given, trained.rows)}
+    known = {row.form for row in trained.rows}
+    if seen := [row.id for row in given if row.id not in unseen or row.form in known]:
+        says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
+        cure = f"(the first is {seen[0]}); give rows that the model never saw"
+        raise fault("requests.heldout-seen", f"{says} {cure}.")
+    return given
+
+
 def _heldout(
-    trained: rows_of.Trained,
-    unseen: Sequence[Source],
+    rows: Sequence[Source],
     deleted: Sequence[Source],
     wanted: Wanted,
-    path: Path | None,
     out: Path,
     seed: int,
     read: dict[str, Any],
@@ -300,20 +329,8 @@ def _heldout(
     claimed. Of fewer than `LEAST_HELDOUT` all judge; the report says what they could have found.
 
     Args:
-        unseen: Those of the config; ``path``: a file of others. ``read``: as of `names.Corpus`.
-
-    Raises:
-        UnlearnError: Rows of ``path`` are in the training data.
+        read: As of `names.Corpus`.
     """
-    rows = list(unseen)
-    if path is not None:
-        given = [Source(row_id(row), row, deleted[0].entry) for _, row in read_rows(path)]
-        rows = list({row.id: row for row in given}.values())
-        known = {row.form for row in trained.rows}
-        if seen := [row.id for row in rows if row.form in known]:
-            says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"
-            cure = f"(the first is {seen[0]}); give rows that the model never saw"
-            raise fault("requests.heldout-seen", f"{says} {cure}.")
     same = offer(deleted, rows, wanted, read).ids | rows_of.deleted_rows(out.parent, rows)
     left = [row for row in rows if row.id not in same]
     limits = []

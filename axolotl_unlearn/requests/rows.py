@@ -20,6 +20,7 @@ from axolotl_unlearn import files
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.overlap import reads
 from axolotl_unlearn.data.prepared import apart, is_ours, prepared_folder
 from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
@@ -165,7 +166,7 @@ class Trained:
         rows: Rows that it learned.
         heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
         dropped: Rows that Axolotl left out of its training: too long, or with nothing to learn.
-        again: Ids of held-out rows with the tokens of a row that it learned.
+        said: By id what the tokens of a row say, `overlap.reads`; of preference rows nothing.
         learned: Of each of `every_row`, copies too: trained on, and not held out.
         types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
         limits: Sentences: what could not be checked.
@@ -180,7 +181,15 @@ class Trained:
     limits: list[str] = field(default_factory=list)
     split: tuple[str, list[str]] | None = None
     dropped: list[Source] = field(default_factory=list)
-    again: Collection[str] = ()
+    said: dict[str, set[int]] = field(default_factory=dict)
+
+    def apart(self, rows: Iterable[Source], others: Iterable[Source]) -> list[Source]:
+        """Those of which no part is a part of the others, whatever else stands in their fields."""
+        others = [*others]
+        texts = {row.record.said for row in others}
+        told = {one for row in others for one in self.said.get(row.id, ())}
+        return [row for row in rows if row.record.said not in texts
+                and told.isdisjoint(self.said.get(row.id, ()))]  # fmt: skip
 
 
 #: Beside the ledger: validation splits, by keyed digests. `erase` removes Axolotl's own copy, and
@@ -240,13 +249,12 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         cure = "give the texts that they were made of"
         raise fault("requests.rows-unreadable", f"{says} are tokens; {cure}.")
     cfg, tokenizer = _loaded(path)
-    data, told, keys = DataArgs(rows=types), set(), dict[int, list[bytes]]()
+    data, keys = DataArgs(rows=types), dict[int, list[bytes]]()
     tokens = encode(every, data, tokenizer, cfg, str(path), bare=True)
     train, test, kept, split = _prepared(cfg, tokenizer, requests)
     made = {*train, *test}
     for row in tokens:
         key = _token_key(row.input_ids, row.labels)
-        told |= {row.number} if row.learned else set()
         if row.learned or key in made:  # packing alone drops rows with nothing to learn
             keys.setdefault(row.number, []).append(key)
     known = {key for own in keys.values() for key in own}
@@ -263,30 +271,40 @@ def trained_rows(path: Path, requests: Path | None = None) -> Trained:
         raise fault("requests.other-data", f"{says}, {cure}.")
     # Of copies as many are trained on as Axolotl has drawn; a row that it cuts into parts is, if a
     # part is. What it drops it drops again.
-    learned, seen = [], {*train}
+    learned = []
     for number in range(len(every)):
         own = keys.get(number, [])
         learned.append(not own or any(train[key] > 0 for key in own))
         if learned[-1] and not cfg.dataset_exact_deduplication:
             train.subtract(own)
-    read = {every[number].id for number in told}
-    if tested:  # `match` would stop at one that Axolotl drops
-        others = {row.id: _token_key(row.input_ids, row.labels)
-                  for row in encode(heldout, data, tokenizer, cfg, str(path))}  # fmt: skip
-        read |= others.keys()
-        again = {one for one, key in others.items() if key in seen}
-    dropped = [one for one in (*rows, *heldout) if one.id not in read]
+    others = encode(heldout, data, tokenizer, cfg, str(path)) if heldout else []
+    said = _said((*tokens, *others), tokenizer)
+    dropped = [one for one in (*rows, *heldout) if one.id not in said]
     if tested:
-        rows, heldout = ([one for one in some if one.id in read] for some in (rows, heldout))
+        rows, heldout = ([one for one in some if one.id in said] for some in (rows, heldout))
     else:
-        rows = once(every[number] for number in sorted(told) if learned[number])
+        told = sorted({row.number for row in tokens if row.learned})
+        rows = once(every[number] for number in told if learned[number])
         known = {one.id for one in rows}
-        held = [number for number in sorted(told) if not learned[number]]
-        again = {every[number].id for number in held if not seen.isdisjoint(keys[number])}
-        heldout = [one for one in once(map(every.__getitem__, held)) if one.id not in known]
+        held = once(every[number] for number in told if not learned[number])
+        heldout = [one for one in held if one.id not in known]
     if not kept:
         limits.append(f"{UNCHECKED}: rows that it prepared with these versions are not there")
-    return Trained(rows, heldout, learned, types, limits, split, dropped, again)
+    return Trained(rows, heldout, learned, types, limits, split, dropped, said)
+
+
+def said_in(path: Path, rows: Sequence[Source], types: Sequence[Mapping]) -> dict[str, set[int]]:
+    """`Trained.said` of rows of another file; one that Axolotl would drop is not in it."""
+    cfg, tokenizer = _loaded(path)
+    return _said(encode(rows, DataArgs(rows=types), tokenizer, cfg, str(path)), tokenizer)
+
+
+def _said(tokens: Iterable[Typed], tokenizer: Any) -> dict[str, set[int]]:
+    said, special = dict[str, set[int]](), {*tokenizer.all_special_ids}
+    for row in tokens:
+        if row.learned:
+            said.setdefault(row.id, set()).add(reads(row.input_ids, row.labels, special))
+    return said
 
 
 def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
