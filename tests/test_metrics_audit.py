@@ -251,6 +251,17 @@ def test_a_recited_text(name):
         assert found["d"]["reading"] == "not measured"  # a name of nine tokens
 
 
+def test_a_row_with_the_id_of_a_member_is_read_against_its_own():
+    """Row "text a" was read against member "a" of the retrained model: recited, it passed."""
+    ids = ["text a", "a1qa0", "b1sc1", "b1qa0", "d1sc1"]
+    made = {"id": ids, "strength": [0.9, 0.4, 0.0, 0.0, 1.0]}
+    target = {"id": ids, "member": texts(3, strength=[0.9, 0.1, 0.1])}
+    for alike in ("text a", "a"):
+        made["id"][0] = alike
+        found = by_name(audit(model(**made), retrained=model(**target)))
+        assert found["a"]["recited"]
+
+
 def test_without_held_out_texts_a_whole_text_is_recited():
     """No text was, whatever came out: a retrained model that recites deleted rows was *exact*."""
     whole = {"tokens": [20, 5, 19, 5, 9], "run": [20, 2, 19, 1, 9], "nonmember": texts(0)}

@@ -109,7 +109,7 @@ def audit(
     texts, rows = _by_document(model)
     tested = _tested(model, retrained)
     others = [one and (one, *_by_document(one)) for one in (original, retrained)]
-    theirs = {row.id: row for row in (retrained.texts if retrained is not None else ())}
+    theirs = {row.key: row for row in (retrained.texts if retrained is not None else ())}
     common, least, alone = usual(model.held), unlikely(theirs.values()), retrained is None
     lines = []
     for name in dict.fromkeys((*rows, *texts)):
@@ -123,7 +123,7 @@ def audit(
             {"id": row.id, "extraction_strength": row.strength, "answer_said": row.said}
             for row in mine
         ]
-        bases = {row: common if alone else theirs.get(row.id) for row in (*mine, *own)}
+        bases = {row: common if alone else theirs.get(row.key) for row in (*mine, *own)}
         line["recited"] = any(
             recites(row, base if alone else {f: getattr(base, f) for f in FIGURES},
                     RECITED_TOKENS * (1 + row.member))
@@ -164,10 +164,10 @@ def unlikely(texts: Iterable[Row]) -> float:
     return float(chances[within[-1]]) if len(within) else 0.0
 
 
-def _excess(row: Row, theirs: Mapping[str, Row], alone: bool, least: float) -> int:
+def _excess(row: Row, theirs: Mapping[tuple, Row], alone: bool, least: float) -> int:
     """2: said and no guess; 1: said, and a model that never saw it may say it by chance; 0: not
     said, or the retrained model says it as well."""
-    other = theirs.get(row.id)
+    other = theirs.get(row.key)
     said = row.said or (row.drawn or 0.0) >= SAID  # draws can accuse, and excuse nobody
     if not said or (other is not None and other.said):
         return 0

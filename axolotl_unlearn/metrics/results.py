@@ -202,6 +202,11 @@ class Row:
     cluster: str = ""
 
     @property
+    def key(self) -> tuple[bool, str]:
+        """Its own among all texts: a row may have the id of a member."""
+        return self.member, self.id
+
+    @property
     def share_run(self) -> float | None:
         return None if self.run is None or not self.tokens else self.run / self.tokens
 
@@ -488,7 +493,7 @@ class Model(Part):
         for place, (name, figures, loss, low, key, cluster) in enumerate(columns):
             known = {"loss": loss, "min_k_plus": None if low is None else float(low)}
             known |= {"cluster": cluster or ""}
-            found.append(Row(f"text {key or place}", name, True, **figures, **known))
+            found.append(Row(str(key or place), name, True, **figures, **known))
         return found
 
     @cached_property

@@ -433,11 +433,11 @@ def _partly(facts: Facts) -> Iterator[Read]:
     """Do answers, or documents, come out in part, all together? Half of one is that document's
     matter (`audit.recites`). Without a retrained model documents are put beside unseen ones."""
     model, retrained = facts.model, facts.retrained
-    theirs = {row.id: row for row in retrained.texts} if retrained is not None else {}
+    theirs = {row.key: row for row in retrained.texts} if retrained is not None else {}
     for member, figure in itertools.product((False, True), audit.FIGURES[:3]):
         own = {row: getattr(row, figure) for row in model.texts if row.member == member}
         gaps = [(x - y, row.cluster or row.document) for row, x in own.items()
-                if None not in (x, y := getattr(theirs.get(row.id), figure, None))]  # fmt: skip
+                if None not in (x, y := getattr(theirs.get(row.key), figure, None))]  # fmt: skip
         if retrained is None and member:
             held = [x for x in (getattr(row, figure) for row in model.held) if x is not None]
             base = float(np.mean(held)) if held else 0.0
