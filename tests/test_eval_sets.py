@@ -197,6 +197,21 @@ def test_an_answer_is_a_text_of_both_sides_only_after_the_same_prompt(folder):
     assert "1 texts" in str(caught.value) and "'nonmember7'" in str(caught.value)
 
 
+@pytest.mark.parametrize(("prompt", "code"), [
+    ([{"role": "user", "content": "Who?"}], "data.field-type"), (3, "data.field-type"),
+    ("Who\ud800", "data.not-unicode"), (None, None), ("", None),
+])  # fmt: skip
+def test_a_prompt_that_is_no_text_is_refused(folder, prompt, code):
+    """Turns of a chat were left out: what a model tells after its prompt was not asked."""
+    rewrite(folder, "member", [{**row, "prompt": prompt} for row in rows_of(folder, "member")])
+    if code is None:
+        load_sets(folder)
+        return
+    with fails(code) as caught:
+        load_sets(folder)
+    assert "'prompt'" in str(caught.value)
+
+
 def test_without_tasks_all_rows_are_task_1(folder):
     for side in ("forget", "retain"):
         rewrite(folder, side, [{**row, "task": ""} for row in rows_of(folder, side)])

@@ -94,7 +94,8 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         require_filled(text, name or "output", where)
         known = text_of(row, "id", FieldArgs(), where, True) if "id" in row else f"row{number}"
         own_id(places, known, str(path), place)
-        prompt = row.get("prompt") if isinstance(row.get("prompt"), str) else ""
+        prompt = "" if row.get("prompt") is None else row["prompt"]
+        require_unicode(prompt, "prompt", where)  # turns of a chat would not be read
         author = document_of(row.get("author"))
         documents.append((known, Answer(text, prompt, author) if prompt or author else text))
     return documents
