@@ -142,5 +142,7 @@ def test_another_end_than_the_tokenizers_is_noted(model, ends, said):
 
 
 def test_an_empty_prompt_is_refused(model):
-    with pytest.raises(ValueError, match="prompt 1 has no tokens"):
+    """It ended in a traceback, when all documents were measured: `input` may be empty."""
+    with fails("eval.no-tokens") as fault:
         gen.generate_greedily(model, Words(), ["3 4", ""], max_new_tokens=3)
+    assert "1 prompt has no tokens" in str(fault.value)

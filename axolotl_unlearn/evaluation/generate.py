@@ -61,12 +61,9 @@ def generate_greedily(
         seed: Draw tokens from the model's own distribution (temperature 1) instead.
 
     Raises:
-        UnlearnError: A prompt leaves no room for a token.
+        UnlearnError: A prompt has no token, or leaves no room for one.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    for number, ids in enumerate(encoded):
-        if not ids:
-            raise ValueError(f"prompt {number} has no tokens")
     limit = context_of(model)
     check_room(limit, list(map(len, encoded)), 1)
     room = [min(max_new_tokens, (limit or math.inf) - len(ids)) for ids in encoded]
@@ -115,7 +112,14 @@ def generate_greedily(
 
 
 def check_room(limit: int | None, lengths: Sequence[int], new: int) -> None:
-    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` more, are too long."""
+    """Raise an `UnlearnError` where texts of so many tokens, and ``new`` more, are too long, or
+    have none to go on from."""
+    if new and not all(lengths):
+        raise UnlearnError(
+            f"{counted([*lengths].count(0), 'prompt has', 'prompts have')} no tokens, as where an "
+            "`input` is empty and the tokenizer begins with no token; fill it or remove the row.",
+            code="eval.no-tokens",
+        )
     if long := [length + new for length in lengths if limit is not None and length + new > limit]:
         told, fewer = "", ""
         if new > 1:
