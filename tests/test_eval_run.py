@@ -714,6 +714,22 @@ def test_a_score_that_is_no_number_is_said(home, tmp_path, monkeypatch, function
     assert ("entropy" in str(fault.value)) is (function != "loss")
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_an_answer_whose_probability_is_no_number_is_said(home, tmp_path, monkeypatch, bad):
+    """It ended in a traceback when the results were written, and again from the cache."""
+    score = measure.score_pairs
+
+    def scored(*given, **how):
+        facts = score(*given, **how)
+        facts[0].logp[0] = bad
+        return facts
+
+    monkeypatch.setattr(measure, "score_pairs", scored)
+    with fails("eval.not-finite") as fault:
+        evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS | {"min_members": 0})
+    assert "answers" in str(fault.value)
+
+
 def test_a_stored_score_that_is_no_number_is_measured_again(home, tmp_path):
     """Earlier code kept it, and refused it when it was read: the report ended in a traceback."""
     again = partial(evaluate, [str(home / "original")], home / "data", tmp_path, **OPTIONS)
@@ -722,9 +738,11 @@ def test_a_stored_score_that_is_no_number_is_measured_again(home, tmp_path):
         p for p in (tmp_path / "cache").glob("*.json") if "member" in unsealed(p.read_text())
     )
     stored = unsealed(path.read_text())
-    stored["member"][0]["attacks"]["zlib"] = float("nan")
-    path.write_text(sealed(stored))
-    assert again()[0]["likelihood"]["attacks"]["zlib"] == first
+    for one, name in ((stored["member"][0]["attacks"], "zlib"), (stored["answers"][0], "logp")):
+        before, one[name] = one[name], float("nan")
+        path.write_text(sealed(stored))
+        assert again()[0]["likelihood"]["attacks"]["zlib"] == first
+        one[name] = before
 
 
 def test_a_dtype_that_torch_lacks():

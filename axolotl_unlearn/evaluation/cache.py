@@ -28,7 +28,8 @@ class Cache(Store):
         if stored is None:
             return None
         measured = Measured(**stored)
-        each = (one["attacks"].values() for one in measured.member + measured.nonmember)
+        each = [one["attacks"].values() for one in measured.member + measured.nonmember]
+        each.append(one["logp"] for one in measured.answers)
         if not all(map(math.isfinite, chain.from_iterable(each))):
             return None  # of older code; now it is refused where it is measured
         if settings.keep_texts and len(measured.texts) < len(sets.rows):

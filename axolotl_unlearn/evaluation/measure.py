@@ -216,6 +216,8 @@ class Session:
         answers = partial(model.answers, join=self.settings.join)
         asked = f"{name}: extraction", sets.forget, answers, extraction
         measured.answers = self.each(*asked, f"{key}-extraction")
+        if not all(math.isfinite(one["logp"]) for one in measured.answers):
+            raise not_finite(name, "log-probability of some answers")
 
     def _samples(self, model: Local, measured: Measured, key: str, name: str) -> None:
         """In how many draws each forget row's answer is said, whatever is said greedily: a greedy
