@@ -670,6 +670,20 @@ def test_baselines_go_by_author_and_read_prompts(home, tmp_path):
     assert found["authors"]["meaningful"] and not found["prompts"]["meaningful"]
 
 
+def test_a_text_that_comes_again_is_no_new_evidence():
+    """Twenty non-members, ten times each, were 200: so many can show that a model has forgotten."""
+    from axolotl_unlearn.data.documents import Answer
+
+    sides = [
+        [(f"{s}{i}", f"{s} says {i % n}") for i in range(200)] for s, n in (("m", 200), ("n", 20))
+    ]
+    members, others = summary.text_clusters(EvaluationSets(Path(), [], [], *sides))
+    assert (len(set(members)), len(set(others)), len(others)) == (200, 20, 200)
+    asked = [(f"n{i}", Answer("a linguist", f"Who is {i}? ")) for i in range(20)]  # other texts
+    _, others = summary.text_clusters(EvaluationSets(Path(), [], [], sides[0], asked))
+    assert len(set(others)) == 20
+
+
 def test_intervals_of_membership_go_by_author():
     """They were those of independent texts: ten authors of six texts each, alike."""
     from axolotl_unlearn.data.documents import Answer

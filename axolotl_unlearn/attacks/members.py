@@ -18,7 +18,7 @@ from axolotl_unlearn.attacks.target import bound_to, with_control
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import cluster_of, data_digests, find_file, load_sets
+from axolotl_unlearn.evaluation.sets import clusters_of, data_digests, find_file, load_sets
 from axolotl_unlearn.metrics.intervals import LEVEL, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     blind_baselines,
@@ -70,7 +70,7 @@ def attack_model(
         nothing told, but one is missing.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
-    clusters = _clusters(members, nonmembers)
+    clusters = clusters_of(members, nonmembers)
     tests: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -100,11 +100,6 @@ def attack_model(
     names = [document_id(name) for name, _ in members]
     told = by_document(names, *parts, paired) if scores else {}
     return found | {"documents": {n: {"p": p, "side": side} for n, (p, side) in told.items()}}
-
-
-def _clusters(*sides: Documents) -> tuple[list[str], ...]:
-    named = zip(("member", "nonmember"), sides, strict=True)
-    return tuple([cluster_of(side, *one) for one in texts] for side, texts in named)
 
 
 def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
@@ -204,7 +199,7 @@ def attack_models(
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain, join=join)][:200] if retain else []
     digests = data_digests(data_dir, ("member", "nonmember"))
-    alone = blind_baselines(*([text for _, text in side] for side in sides), _clusters(*sides))
+    alone = blind_baselines(*([text for _, text in side] for side in sides), clusters_of(*sides))
     blind = {"baselines": alone, "warning": blind_sentence(alone)}
 
     def load(spec: ModelSpec, other: Target | None = None) -> Target:

@@ -158,6 +158,18 @@ def cluster_of(side: str, name: str, text: str) -> Cluster:
     return Cluster(f"author: {author}" if author else f"{side}: {document}", document)
 
 
+def clusters_of(
+    members: Sequence[tuple[str, str]], nonmembers: Sequence[tuple[str, str]], name: str = "member"
+) -> tuple[list[Cluster], list[Cluster]]:
+    """`cluster_of` of members, called so, and of non-members; equal texts are one observation."""
+    sides = []
+    for side, texts in ((name, members), ("nonmember", nonmembers)):
+        first: dict[str, Cluster] = {}
+        own = [(with_prompt(text), cluster_of(side, key, text)) for key, text in texts]
+        sides.append([first.setdefault(*one) for one in own])
+    return tuple(sides)
+
+
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:
     """One of each group in turn: [a1, b1, c1, a2, b2, ...]; groups may have unequal length."""
     return [item for one in zip_longest(*groups) for item in one if item is not None]

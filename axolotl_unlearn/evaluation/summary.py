@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from axolotl_unlearn.data.records import document_id
-from axolotl_unlearn.evaluation.sets import EvaluationSets, cluster_of
+from axolotl_unlearn.evaluation.sets import EvaluationSets, clusters_of
 from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
@@ -86,9 +86,8 @@ def _utility_groups(measured: Measured, sets: EvaluationSets) -> dict[str, dict[
 
 
 def text_clusters(sets: EvaluationSets, members: str = "member") -> tuple[list[str], list[str]]:
-    """`cluster_of` of members, called so, and of non-members."""
-    sides = ((members, sets.member), ("nonmember", sets.nonmember))
-    return tuple([cluster_of(side, *one) for one in texts] for side, texts in sides)
+    """`clusters_of` the sets."""
+    return clusters_of(sets.member, sets.nonmember, members)
 
 
 def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> dict[str, Any]:
