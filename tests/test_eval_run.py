@@ -684,6 +684,25 @@ def test_a_text_that_comes_again_is_no_new_evidence():
     assert len(set(others)) == 20
 
 
+def test_a_row_that_comes_again_is_no_new_evidence():
+    """Four rows, ten times each, were forty documents: what is kept had the interval of so many."""
+
+    def made(many):
+        rows = [Record(f"{n}-{i}", f"When {i}?", f"In {i}", "Task1", "question")
+                for n in range(many) for i in range(4)]  # fmt: skip
+        sets = EvaluationSets(Path(), rows, rows, [], [])
+        answer = dict.fromkeys(("tokens", "strength", "run", "greedy", "logp"), 0.0)
+        found = Measured(values={row.key: float(row.record.id[-1] > "0") for row in sets.rows})
+        found.answers = [answer] * len(rows)
+        ends = summary.scores_of(found, sets).intervals()
+        return ends, summary.text_facts(found, sets)["extraction"]["cluster"]
+
+    (once, four), (often, forty) = made(1), made(10)
+    for side in ("forget_task1_knowledge", "retain_task1_knowledge", "retain"):
+        assert often[side] == pytest.approx(once[side])
+    assert len(set(forty)) == len(four) == 4
+
+
 def test_intervals_of_membership_go_by_author():
     """They were those of independent texts: ten authors of six texts each, alike."""
     from axolotl_unlearn.data.documents import Answer
@@ -768,8 +787,8 @@ def test_a_dtype_that_torch_lacks():
 
 def test_cells_of_another_script_have_intervals_of_their_own():
     """The verdict reads them one by one where another cell says nothing."""
-    rows = [Record(f"d{i}sc1", "Ада родилась", "в Лондоне зимой", "Task1") for i in range(8)]
-    rows += [Record(f"e{i}sc1", "Ada was born", "in London", "Task2") for i in range(8)]
+    rows = [Record(f"d{i}sc1", f"Ада {i} родилась", "в Лондоне зимой", "Task1") for i in range(8)]
+    rows += [Record(f"e{i}sc1", f"Ada {i} was born", "in London", "Task2") for i in range(8)]
     sets = EvaluationSets(Path(), [], rows, [], [])
     measured = Measured(values={row.key: float(row.record.output.isascii()) for row in sets.rows})
     measured.any_script = {f"retain/d{i}sc1": 0.5 + 0.05 * i for i in range(8)}

@@ -79,6 +79,10 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
             b'{"schema": 2, "models": [{"name": "a", "likelihood": {"member_loss": [1, "x"]}}]}',
             *("faulty", "models[0].likelihood.member_loss[1]: must be a number"),
         ),
+        (
+            b'{"schema": 2, "models": [{"name": "a", "extraction": {"strength": [1.5]}}]}',
+            *("faulty", "models[0].extraction.strength[0]: must be between 0 and 1"),
+        ),
     ],
 )
 def test_bad_results_get_a_sentence(tmp_path, text, code, names):

@@ -223,7 +223,7 @@ class Texts(Part):
     """Columns of `Row`."""
 
     tokens: tuple[Count, ...] = ()
-    strength: Numbers = ()
+    strength: tuple[Share, ...] = ()
     run: tuple[Count, ...] = ()
     greedy: tuple[Share, ...] = ()
 
