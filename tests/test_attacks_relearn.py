@@ -57,6 +57,8 @@ def test_rows_of_an_author_are_no_independent_rows():
     assert {r.author for r in trained}.isdisjoint(r.author for r in asked) and len(asked) == 9
     assert {probe.document for probe in plain_probes(rows)} == {"author: A", "author: B"}
     assert plain_probes([record(0, "a")])[0].document == '"a"'
+    again = [replace(record(0, name), input="Who?", output="Ada") for name in "abc"]
+    assert len({probe.document for probe in plain_probes(again)}) == 1  # the same row three times
 
 
 def test_training_equals_a_plain_loop():

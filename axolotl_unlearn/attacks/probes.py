@@ -47,9 +47,11 @@ def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
     Raises:
         UnlearnError: No row has an input.
     """
+    first: dict[tuple[str, str], str] = {}  # rows of the same texts are one observation
+    each = ((r, first.setdefault((r.input, r.output), r.cluster)) for r in records)
     probes = [
-        Probe(r.id, r.cluster, r.input, join + r.output, r.output, r.kind)
-        for r in records
+        Probe(r.id, own, r.input, join + r.output, r.output, r.kind)
+        for r, own in each
         if r.input.strip()
     ]
     if not probes:
