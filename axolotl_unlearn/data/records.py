@@ -33,6 +33,8 @@ _PROMPTS = {
     "question": "alpaca_chat.load_qa",
     "messages": "chat_template",
     "conversations": "chat_template",
+    # `input` where another field is named: what Alpaca's rows say beside the instruction.
+    "input": "alpaca",
     **dict.fromkeys(("prompt", "query", "context", "system", "system_prompt", "history")),
 }
 
