@@ -150,17 +150,19 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     content = row["row"] if wrapped else row
     names = ("id", "document") if wrapped else (data.fields.id, data.fields.document)
     name, document = document_name(row.get(names[0])), document_of(row.get(names[1]))
-    entry = row.get("dataset", 0) if wrapped else 0
+    # Arrow puts a null where another row has a field.
+    said = {key: row[key] for key in row if row[key] is not None} if wrapped else {}
+    entry = said.get("dataset", 0)
     if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
         raise UnlearnError(
             f"{where}: `dataset: {entry}` is no entry of `unlearn.data.rows`, which has "
             f"{len(data.rows)}; correct the number.",
             code="data.no-such-entry",
         )
-    kind = row.get("kind", "completion") if wrapped else "completion"
+    kind = said.get("kind", "completion")
     if kind not in KINDS:
         raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.", code="data.kind")
-    task = str(row.get("task") or "") if wrapped else ""
+    task = str(said.get("task") or "")
     return Source(name or row_id(content), content, entry, document, kind, task)
 
 
