@@ -461,6 +461,16 @@ def test_rows_that_are_too_long_are_found_by_their_tokens(world, monkeypatch):
     assert "rows do not fit into 4 tokens" in " ".join(full.output.split())
 
 
+@pytest.mark.parametrize("given", [{"sequence_len": None}, {"warmup_ratio": "1e-1"}])
+def test_what_axolotl_reads_is_no_fault(world, monkeypatch, given):
+    """It has a default for a length that is not given, which `check --full` asked for; and `1e-1`
+    is a text in YAML, which ended there in a traceback."""
+    monkeypatch.chdir(world)
+    Path("my.yml").write_text(yaml.safe_dump(config(**given)))
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full"])
+    assert done.exit_code == 0, done.output
+
+
 def test_init_leaves_no_config_after_a_fault(world, monkeypatch):
     """With it the next try ended in "exists; name another file"."""
     monkeypatch.chdir(world)

@@ -401,7 +401,8 @@ def run_notes(
     most = known.get("max_position_embeddings") or known.get("n_positions") or longest
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
-    warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
+    warmup = float(given or 0)  # YAML reads `1e-1` as a text
+    warmup = int(warmup * steps) if key == "warmup_ratio" else warmup
     args = block_of(dict(cfg))
     every = args.level.every if args and args.level else None
     return told(

@@ -194,13 +194,7 @@ def encode(
         UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
             ``every`` (or ``excess_length_strategy: raise``) rows that it drops.
     """
-    if cfg.get("sequence_len") is None:  # of a config as it was written
-        from axolotl.utils.schemas.config import AxolotlInputConfig
-
-        from axolotl_unlearn.versions import DictDefault
-
-        default = AxolotlInputConfig.model_fields["sequence_len"].default
-        cfg = DictDefault({**cfg, "sequence_len": default})
+    cfg = with_length(cfg)
     parts: dict[int, list[dict[str, list[int]]]] = {}
     for entry in {one.entry for one in given}:
         numbers = [number for number, one in enumerate(given) if one.entry == entry]
@@ -227,6 +221,18 @@ def encode(
     for why, names in lost.items():
         _tell_lost(origin, why, names, every, cfg)
     return out
+
+
+def with_length(cfg: Any) -> Any:
+    """A config, with Axolotl's own ``sequence_len`` where one as it was written has none."""
+    if cfg.get("sequence_len") is not None:
+        return cfg
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    from axolotl_unlearn.versions import DictDefault
+
+    default = AxolotlInputConfig.model_fields["sequence_len"].default
+    return DictDefault({**cfg, "sequence_len": default})
 
 
 _CUT, _LONG = "were cut at", "longer than"
