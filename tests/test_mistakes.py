@@ -17,11 +17,12 @@ from requests_folder import write_lines
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults
+from axolotl_unlearn.checks.config import config_faults, prepare, prepare_data
 from axolotl_unlearn.checks.estimate import steps
 from axolotl_unlearn.checks.report import axolotl_faults
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import base
 
 ROWS = {
@@ -252,6 +253,19 @@ def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as end:
         UnlearnPlugin().register(cfg)
     assert end.value.code == 2 and cure in capsys.readouterr().err
+
+
+def test_merging_does_not_ask_for_what_training_read(world, monkeypatch):
+    """After the teacher and the held-out rows had been deleted, `axolotl merge-lora` was refused;
+    `check` and training do ask for them."""
+    monkeypatch.chdir(world)
+    gone = {"preset": "never-seen", "teacher": "./out/gone", "heldout": "gone.jsonl"}
+    cfg = config(**LORA, unlearn=gone)
+    says = [one for one in config_faults(cfg, trains=True) if "gone" in one]
+    assert len(says) == 2 and "does not exist" in says[0] and "is no file" in says[1], says
+    prepare(cfg)  # of every command
+    with pytest.raises(UnlearnError, match=r"out/gone` does not exist.* gone.jsonl` is no file"):
+        prepare_data(cfg, {})
 
 
 OWN = "from axolotl_unlearn.objectives import LabelScores, Terms, objective\n"
