@@ -89,7 +89,12 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
     read = [(key, cfg.get(key)) for key in ("base_model", "lora_model_dir")[: 1 + trains]]
     for one in args.references() if args is not None else ():
         read += [("reference.model", one.model), ("reference.adapter", one.adapter)]
+    began, unlearns = cfg.get("lora_model_dir"), args is not None and args.trains
+    merges = cfg.get("merge_lora") and unlearns and began  # Axolotl takes it before `output_dir`
     faults += told(
+        (merges and not Path(real(str(began))).is_relative_to(out),
+         f"`lora_model_dir: {began}`, with which the run began, would be merged in place of what "
+         f"the run has made: add `--lora-model-dir {cfg.get('output_dir') or 'model-out'}`."),
         *((path and real(str(path)) == out,
            f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
           for key, path in dict.fromkeys(read)),
