@@ -268,6 +268,15 @@ def test_merging_does_not_ask_for_what_training_read(world, monkeypatch):
         prepare_data(cfg, {})
 
 
+@pytest.mark.parametrize(
+    ("began", "own"), [("out", True), ("./out/checkpoint-2", True), ("out/begun", False)]
+)
+def test_a_checkpoint_of_the_run_may_be_merged(began, own):
+    """An adapter below `output_dir` may be the one that the run began with."""
+    found = config_faults(config(**LORA, lora_model_dir=began, merge_lora=True))
+    assert any("would be merged in place" in one for one in found) != own, found
+
+
 OWN = "from axolotl_unlearn.objectives import LabelScores, Terms, objective\n"
 BARE = '@objective("own_{0}", unit="{1}", source="none")\ndef own_{0}(scores: LabelScores):\n    '
 EXTENSION = (

@@ -92,7 +92,7 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
     began, unlearns = cfg.get("lora_model_dir"), args is not None and args.trains
     merges = cfg.get("merge_lora") and unlearns and began  # Axolotl takes it before `output_dir`
     faults += told(
-        (merges and not Path(real(str(began))).is_relative_to(out),
+        (merges and not re.fullmatch(rf"{re.escape(out)}(/checkpoint-\d+)?", real(str(began))),
          f"`lora_model_dir: {began}`, with which the run began, would be merged in place of what "
          f"the run has made: add `--lora-model-dir {cfg.get('output_dir') or 'model-out'}`."),
         *((path and real(str(path)) == out,
