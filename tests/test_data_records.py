@@ -267,3 +267,16 @@ def test_a_field_that_is_named_and_in_no_row_is_refused():
     assert next(records_from_rows(rows, "x", Fields(document="person"))).document == "Bo"
     with fails("data.no-such-field"):
         next(records_from_rows(rows, "x", Fields(document="persn")))
+
+
+def test_an_input_beside_the_field_that_is_named_is_not_lost(tmp_path):
+    """Alpaca's rows by `fields: {input: instruction}` were forgotten without half of their prompt,
+    in silence; one that is empty holds nothing."""
+    path = tmp_path / "rows.jsonl"
+    row = {"instruction": "Spell it", "input": "Ada", "output": "A d a"}
+    path.write_text(lines([row | {"input": ""}, row]))
+    with fails("data.unread-field") as error:
+        read_records(path, Fields(input="instruction"))
+    assert "line 2: field 'input'" in str(error.value) and "alpaca" in str(error.value)
+    path.write_text(lines([row | {"input": ""}]))
+    assert read_records(path, Fields(input="instruction"))[0].input == "Spell it"

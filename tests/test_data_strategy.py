@@ -245,7 +245,6 @@ FAULTS = [
     ("forget", FORGET[0], {"eval_sequence_len": 32, "test_datasets": [{}]}, "data.max-length", ""),
     ("forget", FORGET[0], {"min_sample_len": 5}, "data.drops-rows", ""),
     ("forget", FORGET[0], {"dataset_exact_deduplication": True}, "data.drops-rows", ""),
-    ("forget", FORGET[0], {"sequence_len": None}, "data.no-sequence-len", ""),
 ]  # fmt: skip
 
 

@@ -417,6 +417,21 @@ def faults(tmp_path, rows, retain=None, **data) -> str:
     return " ".join(checks.check_records({"unlearn": block, "datasets": datasets}).faults)
 
 
+def test_envelopes_of_parquet_may_lack_what_others_have(tmp_path):
+    """Parquet holds a null there, which was refused as no entry and no kind."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"row": ALPACA[0]}, {"dataset": 1, "kind": "question", "task": "2", "row": ALPACA[1]}]
+    pq.write_table(pa.Table.from_pylist([rows[1], rows[0]]), tmp_path / "a.parquet")
+    data = DataArgs.model_validate({"rows": [{"type": "alpaca"}] * 2})
+    second, first = typed.read_sources(tmp_path / "a.parquet", data)
+    assert (first.entry, first.kind, first.task) == (0, "completion", "")
+    assert (second.entry, second.kind, second.task) == (1, "question", "2")
+    with fails("data.no-such-entry"):
+        typed.sources([("line 1", {"dataset": "", "row": ALPACA[0]})], "x", data)
+
+
 def test_faults_of_the_rows(tmp_path):
     twice = faults(tmp_path, [ALPACA[0], dict(reversed(ALPACA[0].items()))])
     assert "line 2: the id" in twice and "Ada" not in twice

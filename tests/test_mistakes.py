@@ -17,11 +17,12 @@ from requests_folder import write_lines
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults
+from axolotl_unlearn.checks.config import config_faults, prepare, prepare_data
 from axolotl_unlearn.checks.estimate import steps
 from axolotl_unlearn.checks.report import axolotl_faults
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import base
 
 ROWS = {
@@ -254,6 +255,28 @@ def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
     assert end.value.code == 2 and cure in capsys.readouterr().err
 
 
+def test_merging_does_not_ask_for_what_training_read(world, monkeypatch):
+    """After the teacher and the held-out rows had been deleted, `axolotl merge-lora` was refused;
+    `check` and training do ask for them."""
+    monkeypatch.chdir(world)
+    gone = {"preset": "never-seen", "teacher": "./out/gone", "heldout": "gone.jsonl"}
+    cfg = config(**LORA, unlearn=gone)
+    says = [one for one in config_faults(cfg, trains=True) if "gone" in one]
+    assert len(says) == 2 and "does not exist" in says[0] and "is no file" in says[1], says
+    prepare(cfg)  # of every command
+    with pytest.raises(UnlearnError, match=r"out/gone` does not exist.* gone.jsonl` is no file"):
+        prepare_data(cfg, {})
+
+
+@pytest.mark.parametrize(
+    ("began", "own"), [("out", True), ("./out/checkpoint-2", True), ("out/begun", False)]
+)
+def test_a_checkpoint_of_the_run_may_be_merged(began, own):
+    """An adapter below `output_dir` may be the one that the run began with."""
+    found = config_faults(config(**LORA, lora_model_dir=began, merge_lora=True))
+    assert any("would be merged in place" in one for one in found) != own, found
+
+
 OWN = "from axolotl_unlearn.objectives import LabelScores, Terms, objective\n"
 BARE = '@objective("own_{0}", unit="{1}", source="none")\ndef own_{0}(scores: LabelScores):\n    '
 EXTENSION = (
@@ -459,6 +482,16 @@ def test_rows_that_are_too_long_are_found_by_their_tokens(world, monkeypatch):
     )
     assert plain.exit_code == 0 and full.exit_code == 2, full.output
     assert "rows do not fit into 4 tokens" in " ".join(full.output.split())
+
+
+@pytest.mark.parametrize("given", [{"sequence_len": None}, {"warmup_ratio": "1e-1"}])
+def test_what_axolotl_reads_is_no_fault(world, monkeypatch, given):
+    """It has a default for a length that is not given, which `check --full` asked for; and `1e-1`
+    is a text in YAML, which ended there in a traceback."""
+    monkeypatch.chdir(world)
+    Path("my.yml").write_text(yaml.safe_dump(config(**given)))
+    done = CliRunner().invoke(unlearn, ["check", "my.yml", "--full"])
+    assert done.exit_code == 0, done.output
 
 
 def test_init_leaves_no_config_after_a_fault(world, monkeypatch):

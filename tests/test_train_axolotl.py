@@ -391,6 +391,17 @@ def test_a_run_does_not_write_over_the_adapter_that_it_begins_with(stage, straig
     assert (own / name).read_bytes() == (straight / name).read_bytes()
 
 
+def test_what_is_merged_is_what_the_run_has_made(stage, straight, capfd):
+    """Axolotl merged `lora_model_dir`, the adapter that had not forgotten yet, without a word."""
+    went_on = train(stage, "on", lora_model_dir=str(straight), num_epochs=1)
+    with pytest.raises(SystemExit):
+        merge_lora(config=str(stage / "on.yml"))
+    assert f"add `--lora-model-dir {went_on}`" in capfd.readouterr().err
+    assert not (went_on / "merged").exists()
+    merge_lora(config=str(stage / "on.yml"), lora_model_dir=str(went_on))
+    assert (went_on / "merged/model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("patterns", "says"),
     [

@@ -200,7 +200,7 @@ def number_faults(cfg: dict[str, Any]) -> Iterator[str]:
     """A sentence for each number that no run can mean; Axolotl says the rest itself."""
     for key, value in cfg.items():
         given = value
-        if key in _ABOVE_ZERO and isinstance(value, str):
+        if key in (*_ABOVE_ZERO, "warmup_ratio") and isinstance(value, str):
             try:
                 given = float(value)
             except ValueError:

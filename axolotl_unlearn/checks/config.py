@@ -89,7 +89,12 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
     read = [(key, cfg.get(key)) for key in ("base_model", "lora_model_dir")[: 1 + trains]]
     for one in args.references() if args is not None else ():
         read += [("reference.model", one.model), ("reference.adapter", one.adapter)]
+    began, unlearns = cfg.get("lora_model_dir"), args is not None and args.trains
+    merges = cfg.get("merge_lora") and unlearns and began  # Axolotl takes it before `output_dir`
     faults += told(
+        (merges and not re.fullmatch(rf"{re.escape(out)}(/checkpoint-\d+)?", real(str(began))),
+         f"`lora_model_dir: {began}`, with which the run began, would be merged in place of what "
+         f"the run has made: add `--lora-model-dir {cfg.get('output_dir') or 'model-out'}`."),
         *((path and real(str(path)) == out,
            f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
           for key, path in dict.fromkeys(read)),
@@ -99,6 +104,7 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
     )  # fmt: skip
     faults += [*axolotl_options.absent(cfg), *axolotl_options.name_faults(cfg)]
     faults += setting_faults(cfg, args) if args is not None and args.trains else []
+    faults += _gone(args) if trains else []
     return faults + _model_faults(cfg)
 
 
@@ -212,13 +218,20 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
          "the starting model of full fine-tuning or of a starting adapter can be asked in its "
          "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."),
     )  # fmt: skip
-    for one in references:
-        faults += told(
-            *((path and is_path(path) and not os.path.exists(path),
-               f"`reference.{key}: {path}` does not exist; check the path.")
-              for key, path in (("model", one.model), ("adapter", one.adapter))),
-        )  # fmt: skip
     return faults
+
+
+def _gone(args: UnlearnArgs | None) -> list[str]:
+    """Teachers and held-out rows that are not there, which training alone reads."""
+    references, level = (args.references(), args.level) if args and args.trains else ([], None)
+    paths = [(key, getattr(one, key)) for one in references for key in ("model", "adapter")]
+    return told(
+        *((path and is_path(path) and not os.path.exists(path),
+           f"`reference.{key}: {path}` does not exist; check the path.") for key, path in paths),
+        (level and not os.path.isfile(level.heldout),
+         f"`unlearn.level.heldout: {level and level.heldout}` is no file; give rows of the same "
+         "kinds as the forget rows that the model never saw."),
+    )  # fmt: skip
 
 
 def is_zero3(deepspeed: Any) -> bool:
@@ -261,9 +274,6 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
          "`unlearn.retain`, and its rows."),
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
-        (not os.path.isfile(level.heldout),
-         f"`unlearn.level.heldout: {level.heldout}` is no file; give rows of the same kinds as the "
-         "forget rows that the model never saw."),
         (not matched,
          "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one or "
          "remove the block."),
@@ -401,7 +411,8 @@ def run_notes(
     most = known.get("max_position_embeddings") or known.get("n_positions") or longest
     key = "warmup_ratio" if cfg.get("warmup_steps") is None else "warmup_steps"
     given, ends = cfg.get(key), f"{steps} step{'s' * (steps > 1)}"
-    warmup = int(given * steps) if given and key == "warmup_ratio" else given or 0
+    warmup = float(given or 0)  # YAML reads `1e-1` as a text
+    warmup = int(warmup * steps) if key == "warmup_ratio" else warmup
     args = block_of(dict(cfg))
     every = args.level.every if args and args.level else None
     return told(
@@ -598,8 +609,8 @@ def prepare_data(cfg: dict, given: Mapping[str, Any]) -> None:
         UnlearnError: Every fault of the files.
     """
     checked = check_records(cfg)
-    if checked.faults:
-        raise UnlearnError(" ".join(checked.faults), code="data.faults")
+    if wrong := checked.faults + _gone(block_of(dict(cfg))):
+        raise UnlearnError(" ".join(wrong), code="data.faults")
     for note in checked.notes + (setting_notes(dict(given)) if given.get("unlearn") else []):
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)

@@ -204,7 +204,9 @@ def own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
 def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
     """Refuse a row with text in a field that other formats read and these `fields` do not."""
     read = (fields.id, fields.input, fields.output, fields.task, fields.document)
-    for field, kind in _PROMPTS.items():
+    # What Alpaca's rows have beside the instruction.
+    more = {"input": "alpaca"} if fields.input == "instruction" else {}
+    for field, kind in (_PROMPTS | more).items():
         if field not in read and isinstance(row.get(field), (str, list)) and row[field]:
             reads = f"{{type: {kind}}}" if kind else "{type: ...}"
             raise UnlearnError(

@@ -244,12 +244,10 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
                 code="data.rows-memorise",
             )
         return RoleStrategy(*given)
+    from axolotl_unlearn.data.typed import with_length
+
+    cfg = with_length(cfg)
     max_length = data.max_length or cfg.get("sequence_len")
-    if max_length is None:
-        raise UnlearnError(
-            "`sequence_len` is not set; set it to the longest row in tokens.",
-            code="data.no-sequence-len",
-        )
     for key in ("sequence_len", "eval_sequence_len"):
         limit = cfg.get(key) if key == "sequence_len" or cfg.get("test_datasets") else None
         if limit and max_length > limit:

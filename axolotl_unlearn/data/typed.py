@@ -150,17 +150,19 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     content = row["row"] if wrapped else row
     names = ("id", "document") if wrapped else (data.fields.id, data.fields.document)
     name, document = document_name(row.get(names[0])), document_of(row.get(names[1]))
-    entry = row.get("dataset", 0) if wrapped else 0
+    # Arrow puts a null where another row has a field.
+    said = {key: row[key] for key in row if row[key] is not None} if wrapped else {}
+    entry = said.get("dataset", 0)
     if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
         raise UnlearnError(
             f"{where}: `dataset: {entry}` is no entry of `unlearn.data.rows`, which has "
             f"{len(data.rows)}; correct the number.",
             code="data.no-such-entry",
         )
-    kind = row.get("kind", "completion") if wrapped else "completion"
+    kind = said.get("kind", "completion")
     if kind not in KINDS:
         raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.", code="data.kind")
-    task = str(row.get("task") or "") if wrapped else ""
+    task = str(said.get("task") or "")
     return Source(name or row_id(content), content, entry, document, kind, task)
 
 
@@ -192,13 +194,7 @@ def encode(
         UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
             ``every`` (or ``excess_length_strategy: raise``) rows that it drops.
     """
-    if cfg.get("sequence_len") is None:  # of a config as it was written
-        from axolotl.utils.schemas.config import AxolotlInputConfig
-
-        from axolotl_unlearn.versions import DictDefault
-
-        default = AxolotlInputConfig.model_fields["sequence_len"].default
-        cfg = DictDefault({**cfg, "sequence_len": default})
+    cfg = with_length(cfg)
     parts: dict[int, list[dict[str, list[int]]]] = {}
     for entry in {one.entry for one in given}:
         numbers = [number for number, one in enumerate(given) if one.entry == entry]
@@ -225,6 +221,18 @@ def encode(
     for why, names in lost.items():
         _tell_lost(origin, why, names, every, cfg)
     return out
+
+
+def with_length(cfg: Any) -> Any:
+    """A config, with Axolotl's own ``sequence_len`` where one as it was written has none."""
+    if cfg.get("sequence_len") is not None:
+        return cfg
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    from axolotl_unlearn.versions import DictDefault
+
+    default = AxolotlInputConfig.model_fields["sequence_len"].default
+    return DictDefault({**cfg, "sequence_len": default})
 
 
 _CUT, _LONG = "were cut at", "longer than"
