@@ -803,6 +803,15 @@ def test_a_config_without_sequence_len_has_the_one_of_axolotl(home, tmp_path):
     assert len(encoded(request.folder, "forget", byte_tokenizer())) == 3
 
 
+def test_a_config_without_output_dir_has_the_one_of_axolotl(home, tmp_path, monkeypatch):
+    """The model was looked for in the working folder, and `erase` left the trained one alone."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(home / "tuned", "model-out")
+    request = requested(home, tmp_path, output_dir=None)
+    assert Path(request.facts["before"]["model"]) == Path("model-out")
+    assert Path(read_config(request.path("finetune.yml"))["output_dir"]) == Path("model-out")
+
+
 def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeypatch):
     """It stopped for five held-out rows, which the exact ways do not need."""
     monkeypatch.chdir(tmp_path)
