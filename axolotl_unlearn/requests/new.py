@@ -399,9 +399,9 @@ def teacher_config(
     most `RETAIN` rows in all, but not under `LEAST_TAUGHT`. A model of one pass has a teacher that
     reads them all.
     """
-    times = passes(config, trained)
-    if times > 1:
-        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // times))
+    whole = passes(config, trained)
+    if whole > 1:
+        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // whole))
         retain = retain[:count]  # a sample in random order
     datasets = []
     for number, kind in enumerate(types):
@@ -411,7 +411,7 @@ def teacher_config(
             datasets.append({"path": str(path), "ds_type": "json"})
             datasets[-1] |= {key: value for key, value in kind.items() if key != "rl"}
             datasets[-1] |= {"split": "train"} if kind.get("rl") else {}  # preference data say so
-    made = {"datasets": datasets, "num_epochs": times, "output_dir": str(out / "work" / "teacher")}
+    made = {"datasets": datasets, "num_epochs": whole, "output_dir": str(out / "work" / "teacher")}
     made |= {"unlearn": {"data": own}} if (own := _shaping(config, types)) else {}
     return _derived(config, out) | ({"rl": config["rl"]} if config.get("rl") else {}) | made
 
@@ -424,14 +424,18 @@ def _shaping(config: Mapping[str, Any], types: Sequence[Mapping]) -> dict[str, A
 
 
 def passes(config: Mapping[str, Any], trained: int) -> int:
+    """`times` in whole passes."""
+    return max(1, round(times(config, trained)))
+
+
+def times(config: Mapping[str, Any], trained: int) -> float:
     """How often the fine-tuning read each of its ``trained`` rows, about."""
-    times = float(config.get("num_epochs") or 1)
     steps = int(config.get("max_steps") or 0)
     if steps > 0:
         batch = int(config.get("micro_batch_size") or 1)
         batch *= int(config.get("gradient_accumulation_steps") or 1)
-        times = steps * batch / max(1, trained)
-    return max(1, round(times))
+        return steps * batch / max(1, trained)
+    return float(config.get("num_epochs") or 1)
 
 
 def forget_config(
