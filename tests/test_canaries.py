@@ -190,6 +190,20 @@ def test_a_request_is_tested_by_its_coins(coins):
     assert "they are known" in said(learned)[0] and "does not tell which" in said(clean)[0]
 
 
+def test_rows_of_either_coin_are_read_alike(coins):
+    """Those that were not trained on were read as the first entry's: their format told the coin."""
+    settings = config(coins, sample_packing=False)
+    (first,) = settings["datasets"]
+    first["path"] = str(write(coins / "others.jsonl", TRAIN))
+    second = first | {"path": str(coins / "coins/train.jsonl"), "chat_template": "llama3"}
+    (coins / "my.yml").write_text(yaml.safe_dump(settings | {"datasets": [first, second]}))
+    done = request(coins, "r1", "--rows", coins / "coins/train.jsonl",
+                   "--canaries", coins / "coins/canaries.jsonl")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    texts = read_documents(coins / "requests/r1/eval-data/canaries.jsonl")
+    assert {text.prompt.partition("user")[0] for _, text in texts} == {"<s><|start_header_id|>"}
+
+
 @pytest.mark.parametrize("code, rows, others", [
     ("requests.canaries-kept", False, False), ("requests.other-coins", True, True),
 ])  # fmt: skip

@@ -362,9 +362,11 @@ def _canaries(
     is not to be forgotten."""
     coins, rows = {}, []
     known = {row.form: row for row in trained.rows}
-    for (_, given), coin in zip(read_rows(path), read_coins(path), strict=True):
-        row = {name: value for name, value in given.items() if name != COIN}
-        there = known.get(row_form(row))
+    given = [{k: v for k, v in row.items() if k != COIN} for _, row in read_rows(path)]
+    found = [known.get(row_form(row)) for row in given]
+    # All alike, or how they are read would tell the coin.
+    entry = next(filter(None, found), trained.rows[0]).entry
+    for row, there, coin in zip(given, found, read_coins(path), strict=True):
         if coin != (there is not None):
             says = f"the row {row_id(row)} is {'not ' * coin}in the training data, against its coin"
             cure = "give the file of the coins that this model was trained by"
@@ -373,7 +375,7 @@ def _canaries(
             says = f"--canaries {path}: its rows that were trained on are not to be forgotten"
             cure = "give also `--rows` with the train.jsonl beside it"
             raise fault("requests.canaries-kept", f"{says}; {cure}.")
-        rows.append(Source(row_id(row), row, (there or trained.rows[0]).entry))
+        rows.append(Source(row_id(row), row, entry))
         coins[rows[-1].id] = coin
     return rows, coins
 
