@@ -361,9 +361,9 @@ def _canaries(
     `UnlearnError`: the coins are not what the model was trained by, or a row that it was trained on
     is not to be forgotten."""
     coins, rows = {}, []
-    known = {row.form: row for row in trained.rows}
+    known = {name: row for row in trained.rows for name in (row.id, row.form)}
     given = [{k: v for k, v in row.items() if k != COIN} for _, row in read_rows(path)]
-    found = [known.get(row_form(row)) for row in given]
+    found = [known.get(row_id(row)) or known.get(row_form(row)) for row in given]
     # All alike, or how they are read would tell the coin.
     entry = next(filter(None, found), trained.rows[0]).entry
     for row, there, coin in zip(given, found, read_coins(path), strict=True):
