@@ -600,6 +600,19 @@ def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path, wi
     assert deleted_rows(tmp_path, data) == {source.id for source in gone}
 
 
+def test_a_deleted_row_whose_number_arrow_has_changed_stays_known(home, tmp_path):
+    """Without an answer, and after its rows were erased, the next `retrain` read it again."""
+    rows = [TRAIN[5], chat("p2", "Who was José Núñez?", "") | {"score": 1}]
+    forget = [{"id": row_id(row), "dataset": 0, "row": row} for row in rows]
+    forget[1]["row"] = rows[1] | {"score": 1.0}  # beside the 0.5 of a row that stays
+    before = {"model": str(home / "tuned"), "adapter": None}
+    documents = (row_id(TRAIN[5]),)
+    folder = finished_request(tmp_path, "r1", before, forget=forget, documents=documents)
+    record.write(folder)
+    shutil.rmtree(folder / "data")
+    assert deleted_rows(tmp_path, sources(rows)) == {*map(row_id, rows)}
+
+
 def test_the_last_model_of_another_config_is_not_taken(home, tmp_path):
     """Of two models in one folder of requests a request of the second began with that of the first,
     which its `erase` then removed, while the second's old model stayed."""
