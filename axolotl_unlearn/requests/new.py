@@ -274,13 +274,13 @@ def model_before(
     current = ledger.current()
     if current and not given:
         last = Request.load([*ledger.folders()][-1])
-        was = rows_of.read_config(last.path("finetune.yml")).get("output_dir")
-        out = str(config.get("output_dir"))
+        was = rows_of.config_keys(last.path("finetune.yml")).get("output_dir")
+        out = str(config["output_dir"])
         if was and (last.root / str(was)).resolve() != Path(out).resolve():
             says = f"{config_path} writes to {out}, but the last model of the ledger"
             cure = f"({current['path']}) is of a config that writes to {was}"
             raise fault("requests.other-output", f"{says} {cure}; name the model with --model.")
-    path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
+    path = given or Path(current["path"] if current else str(config["output_dir"]))
     base = str(config["base_model"])
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
