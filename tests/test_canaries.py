@@ -190,6 +190,35 @@ def test_a_request_is_tested_by_its_coins(coins):
     assert "they are known" in said(learned)[0] and "does not tell which" in said(clean)[0]
 
 
+def test_rows_of_either_coin_are_read_alike(coins):
+    """Those that were not trained on were read as the first entry's: their format told the coin."""
+    settings = config(coins, sample_packing=False)
+    (first,) = settings["datasets"]
+    first["path"] = str(write(coins / "others.jsonl", TRAIN))
+    second = first | {"path": str(coins / "coins/train.jsonl"), "chat_template": "llama3"}
+    (coins / "my.yml").write_text(yaml.safe_dump(settings | {"datasets": [first, second]}))
+    done = request(coins, "r1", "--rows", coins / "coins/train.jsonl",
+                   "--canaries", coins / "coins/canaries.jsonl")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    texts = read_documents(coins / "requests/r1/eval-data/canaries.jsonl")
+    assert {text.prompt.partition("user")[0] for _, text in texts} == {"<s><|start_header_id|>"}
+
+
+def test_numbers_that_arrow_changes_are_those_of_the_files(coins):
+    """A 1 beside another row's 0.5 is read as 1.0: rows as they stand in the data were strange to
+    it, and each coin was against its row."""
+    train, drawn = coins / "coins/train.jsonl", coins / "coins/canaries.jsonl"
+    for path in (train, drawn):
+        rows = map(json.loads, path.read_text().splitlines())
+        write(path, [row | {"score": 1} for row in rows])
+    rows = [*map(json.loads, train.read_text().splitlines())]
+    write(coins / "train.jsonl", [*(row | {"score": 0.5} for row in TRAIN), *rows])
+    done = request(coins, "r1", "--rows", train, "--canaries", drawn)
+    assert done.exit_code == 0, done.output
+    made = json.loads((coins / "requests/r1/request.json").read_text())
+    assert made["counts"]["forget"] == len(rows) and made["counts"]["canaries"] == 24
+
+
 @pytest.mark.parametrize("code, rows, others", [
     ("requests.canaries-kept", False, False), ("requests.other-coins", True, True),
 ])  # fmt: skip

@@ -600,6 +600,19 @@ def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path, wi
     assert deleted_rows(tmp_path, data) == {source.id for source in gone}
 
 
+def test_a_deleted_row_whose_number_arrow_has_changed_stays_known(home, tmp_path):
+    """Without an answer, and after its rows were erased, the next `retrain` read it again."""
+    rows = [TRAIN[5], chat("p2", "Who was José Núñez?", "") | {"score": 1}]
+    forget = [{"id": row_id(row), "dataset": 0, "row": row} for row in rows]
+    forget[1]["row"] = rows[1] | {"score": 1.0}  # beside the 0.5 of a row that stays
+    before = {"model": str(home / "tuned"), "adapter": None}
+    documents = (row_id(TRAIN[5]),)
+    folder = finished_request(tmp_path, "r1", before, forget=forget, documents=documents)
+    record.write(folder)
+    shutil.rmtree(folder / "data")
+    assert deleted_rows(tmp_path, sources(rows)) == {*map(row_id, rows)}
+
+
 def test_the_last_model_of_another_config_is_not_taken(home, tmp_path):
     """Of two models in one folder of requests a request of the second began with that of the first,
     which its `erase` then removed, while the second's old model stayed."""
@@ -801,6 +814,15 @@ def test_a_config_without_sequence_len_has_the_one_of_axolotl(home, tmp_path):
     """TypeError: None and an int, since the rows were read with the config as it is written."""
     request = requested(home, tmp_path, sequence_len=None)
     assert len(encoded(request.folder, "forget", byte_tokenizer())) == 3
+
+
+def test_a_config_without_output_dir_has_the_one_of_axolotl(home, tmp_path, monkeypatch):
+    """The model was looked for in the working folder, and `erase` left the trained one alone."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(home / "tuned", "model-out")
+    request = requested(home, tmp_path, output_dir=None)
+    assert Path(request.facts["before"]["model"]) == Path("model-out")
+    assert Path(read_config(request.path("finetune.yml"))["output_dir"]) == Path("model-out")
 
 
 def test_a_stock_config_of_120_chats_is_where_one_begins(home, tmp_path, monkeypatch):

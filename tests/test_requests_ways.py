@@ -567,6 +567,19 @@ def test_the_command_line_offers_every_way():
     assert {*choice.choices} == {*WAYS, "auto"}
 
 
+def test_a_plan_counts_the_rows_that_the_training_reads(home, tmp_path, monkeypatch):  # noqa: F811
+    """Copies, no row that an earlier request has deleted, parts of a pass: shards were counted so,
+    and by another count `auto` gave them up for a training that reads the same rows."""
+    settings = config(home, sample_packing=False, **FEW | {"num_epochs": 1.5})
+    rows = [*TRAIN[:18], TRAIN[5], TRAIN[5]]
+    settings["datasets"][0]["path"] = str(write(tmp_path / "all.jsonl", rows))
+    made = requested(home, tmp_path, **settings)
+    assert retrain.reads(made)[0] == 17 * 1.5
+    earlier = {row_id(TRAIN[5])}
+    monkeypatch.setattr(retrain.rows_of, "deleted_rows", lambda *_: earlier)
+    assert retrain.reads(made)[0] == 14 * 1.5
+
+
 def test_a_plan_counts_rows_and_writes_nothing(home, tmp_path):  # noqa: F811
     settings = config(home, sample_packing=False, **FEW)
     settings["datasets"][0]["path"] = str(write(tmp_path / "all.jsonl", TRAIN[:18]))

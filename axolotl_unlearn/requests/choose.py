@@ -17,7 +17,7 @@ from typing import Any
 
 from axolotl_unlearn.data.near import near_texts, plain_text
 from axolotl_unlearn.data.records import read_rows
-from axolotl_unlearn.data.typed import Source, row_form
+from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus, fold, readings
@@ -155,13 +155,16 @@ def _named_by(
         told = {name for name, own in every if text.strip() and any(text in one for one in own)}
         yield told, f"--contains: {none} has this text."
     if wanted.rows:
-        known, asked = {row.form for row in rows}, list(read_rows(wanted.rows))
-        forms = {row_form(row) for _, row in asked}
-        if strange := [place for place, row in asked if row_form(row) not in known]:
+        # By content, too: as Arrow hands it on, a 1 is 1.0 where another row has 0.5.
+        known = {name for row in rows for name in (row.id, row.form)}
+        asked = list(read_rows(wanted.rows))
+        given = [(place, {row_id(row), row_form(row)}) for place, row in asked]
+        if strange := [place for place, own in given if known.isdisjoint(own)]:
             says = f"{len(strange)} of {len(asked)} rows are not in the training data"
             where, cure = f"{wanted.rows}, {strange[0]}", "give them as they stand there"
             raise fault("choose.strange-row", f"{where}: {says}; {cure}.")
-        found = {row.id for row in rows if row.form in forms}
+        names = {one for _, own in given for one in own}
+        found = {row.id for row in rows if row.id in names or row.form in names}
         yield found, f"--rows {wanted.rows} has no rows; name others."
     names = having(lambda row: [
         row.id, *values_at(row.row, ["document"]), *values_at(row.row, ["id"])

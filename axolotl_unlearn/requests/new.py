@@ -274,13 +274,13 @@ def model_before(
     current = ledger.current()
     if current and not given:
         last = Request.load([*ledger.folders()][-1])
-        was = rows_of.read_config(last.path("finetune.yml")).get("output_dir")
-        out = str(config.get("output_dir"))
+        was = rows_of.config_keys(last.path("finetune.yml")).get("output_dir")
+        out = str(config["output_dir"])
         if was and (last.root / str(was)).resolve() != Path(out).resolve():
             says = f"{config_path} writes to {out}, but the last model of the ledger"
             cure = f"({current['path']}) is of a config that writes to {was}"
             raise fault("requests.other-output", f"{says} {cure}; name the model with --model.")
-    path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
+    path = given or Path(current["path"] if current else str(config["output_dir"]))
     base = str(config["base_model"])
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
@@ -361,10 +361,12 @@ def _canaries(
     `UnlearnError`: the coins are not what the model was trained by, or a row that it was trained on
     is not to be forgotten."""
     coins, rows = {}, []
-    known = {row.form: row for row in trained.rows}
-    for (_, given), coin in zip(read_rows(path), read_coins(path), strict=True):
-        row = {name: value for name, value in given.items() if name != COIN}
-        there = known.get(row_form(row))
+    known = {name: row for row in trained.rows for name in (row.id, row.form)}
+    given = [{k: v for k, v in row.items() if k != COIN} for _, row in read_rows(path)]
+    found = [known.get(row_id(row)) or known.get(row_form(row)) for row in given]
+    # All alike, or how they are read would tell the coin.
+    entry = next(filter(None, found), trained.rows[0]).entry
+    for row, there, coin in zip(given, found, read_coins(path), strict=True):
         if coin != (there is not None):
             says = f"the row {row_id(row)} is {'not ' * coin}in the training data, against its coin"
             cure = "give the file of the coins that this model was trained by"
@@ -373,7 +375,7 @@ def _canaries(
             says = f"--canaries {path}: its rows that were trained on are not to be forgotten"
             cure = "give also `--rows` with the train.jsonl beside it"
             raise fault("requests.canaries-kept", f"{says}; {cure}.")
-        rows.append(Source(row_id(row), row, (there or trained.rows[0]).entry))
+        rows.append(Source(row_id(row), row, entry))
         coins[rows[-1].id] = coin
     return rows, coins
 
@@ -399,9 +401,9 @@ def teacher_config(
     most `RETAIN` rows in all, but not under `LEAST_TAUGHT`. A model of one pass has a teacher that
     reads them all.
     """
-    times = passes(config, trained)
-    if times > 1:
-        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // times))
+    whole = passes(config, trained)
+    if whole > 1:
+        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // whole))
         retain = retain[:count]  # a sample in random order
     datasets = []
     for number, kind in enumerate(types):
@@ -411,7 +413,7 @@ def teacher_config(
             datasets.append({"path": str(path), "ds_type": "json"})
             datasets[-1] |= {key: value for key, value in kind.items() if key != "rl"}
             datasets[-1] |= {"split": "train"} if kind.get("rl") else {}  # preference data say so
-    made = {"datasets": datasets, "num_epochs": times, "output_dir": str(out / "work" / "teacher")}
+    made = {"datasets": datasets, "num_epochs": whole, "output_dir": str(out / "work" / "teacher")}
     made |= {"unlearn": {"data": own}} if (own := _shaping(config, types)) else {}
     return _derived(config, out) | ({"rl": config["rl"]} if config.get("rl") else {}) | made
 
@@ -424,14 +426,18 @@ def _shaping(config: Mapping[str, Any], types: Sequence[Mapping]) -> dict[str, A
 
 
 def passes(config: Mapping[str, Any], trained: int) -> int:
+    """`times` in whole passes."""
+    return max(1, round(times(config, trained)))
+
+
+def times(config: Mapping[str, Any], trained: int) -> float:
     """How often the fine-tuning read each of its ``trained`` rows, about."""
-    times = float(config.get("num_epochs") or 1)
     steps = int(config.get("max_steps") or 0)
     if steps > 0:
         batch = int(config.get("micro_batch_size") or 1)
         batch *= int(config.get("gradient_accumulation_steps") or 1)
-        times = steps * batch / max(1, trained)
-    return max(1, round(times))
+        return steps * batch / max(1, trained)
+    return float(config.get("num_epochs") or 1)
 
 
 def forget_config(

@@ -322,6 +322,8 @@ def _predicate(
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
     deleted = lines_of(folder, "forget", "tested")
+    # By content, too: of numbers Arrow makes others (1 is 1.0 where another row has 0.5).
+    known = {ledger.keyed(name) for row in deleted for name in (row["id"], row_form(row["row"]))}
     parts = [p for p in (folder / "data").glob("*.jsonl") if not p.name.startswith("teacher-")]
     rows = [row for path in parts for row in read_json_lines(path)]
     names = {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
@@ -356,7 +358,7 @@ def _predicate(
             "recorded": now(),
             "counts": facts.get("counts", {}),
             "tested": [ledger.keyed(row["id"]) for row in lines_of(folder, "tested")],
-            "forms": sorted({ledger.keyed(row_form(row["row"])) for row in deleted}),
+            "forms": sorted(known),
             "chosen": {k: n for k, n in facts.get("chosen", {}).items() if isinstance(n, int)},
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},

@@ -70,12 +70,12 @@ Sides = dict[str, Parts]
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML config as it stands in the file.
+    """A YAML config as it stands in the file, with Axolotl's ``output_dir`` if it names none.
 
     Raises:
         UnlearnError: It is not there, or no config.
     """
-    config = config_keys(Path(path))
+    config = {"output_dir": "./model-out"} | config_keys(Path(path))
     if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
     unprepared = ("pretraining_dataset", "streaming", "skip_prepare_dataset")

@@ -20,7 +20,7 @@ from axolotl_unlearn.errors import counted
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.new import passes
+from axolotl_unlearn.requests.new import times
 from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import (
     Ledger,
@@ -135,10 +135,9 @@ def _begins_clean(request: Request, config: Mapping[str, Any]) -> None:
 
 def reads(request: Request) -> tuple[float, str]:
     """Rows of the one training, each pass counted."""
-    _unchanged(request)
-    counts = request.facts["counts"]
-    times = passes(rows_of.read_config(request.path("finetune.yml")), counts["trained"])
-    return float(times * (counts["trained"] - counts["forget"])), SHOWS
+    left, _ = remaining(request)
+    rows = sum(map(len, left["train"]))
+    return rows * times(rows_of.read_config(request.path("finetune.yml")), rows), SHOWS
 
 
 def make(request: Request, run: Steps) -> None:
