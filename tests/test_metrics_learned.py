@@ -127,7 +127,7 @@ def test_priv_leak_is_that_of_muse():
 
 
 def sets_of_sixty(folder):
-    member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
+    member, nonmember = ([(f"{side}{i}", f"text {i}") for i in range(60)] for side in "mn")
     return EvaluationSets(folder, [], [], member, nonmember)
 
 
