@@ -20,6 +20,7 @@ from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import score_pairs
 from axolotl_unlearn.evaluation.generate import generate_greedily
+from axolotl_unlearn.evaluation.sets import as_one
 from axolotl_unlearn.metrics.intervals import Estimate, mean_of
 from axolotl_unlearn.metrics.memorisation import probability
 from axolotl_unlearn.metrics.semeval import any_script_recall
@@ -47,11 +48,10 @@ def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
     Raises:
         UnlearnError: No row has an input.
     """
-    first: dict[tuple[str, str], str] = {}  # rows of the same texts are one observation
-    each = ((r, first.setdefault((r.input, r.output), r.cluster)) for r in records)
+    clusters = as_one(((r.input, r.output), r.cluster) for r in records)
     probes = [
         Probe(r.id, own, r.input, join + r.output, r.output, r.kind)
-        for r, own in each
+        for r, own in zip(records, clusters, strict=True)
         if r.input.strip()
     ]
     if not probes:

@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -162,12 +162,17 @@ def clusters_of(
     members: Sequence[tuple[str, str]], nonmembers: Sequence[tuple[str, str]], name: str = "member"
 ) -> tuple[list[Cluster], list[Cluster]]:
     """`cluster_of` of members, called so, and of non-members; equal texts are one observation."""
-    sides = []
-    for side, texts in ((name, members), ("nonmember", nonmembers)):
-        first: dict[str, Cluster] = {}
-        own = [(with_prompt(text), cluster_of(side, key, text)) for key, text in texts]
-        sides.append([first.setdefault(*one) for one in own])
-    return tuple(sides)
+    return tuple(
+        as_one((with_prompt(text), cluster_of(side, key, text)) for key, text in texts)
+        for side, texts in ((name, members), ("nonmember", nonmembers))
+    )
+
+
+def as_one(each: Iterable[tuple[Hashable, T]]) -> list[T]:
+    """The cluster of each (texts, cluster): that of the first with these texts, which are one
+    observation."""
+    first: dict[Hashable, T] = {}
+    return [first.setdefault(*one) for one in each]
 
 
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from axolotl_unlearn.data.records import document_id
-from axolotl_unlearn.evaluation.sets import EvaluationSets, clusters_of
+from axolotl_unlearn.evaluation.sets import EvaluationSets, as_one, clusters_of
 from axolotl_unlearn.metrics import intervals as metrics
 from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
@@ -96,7 +96,6 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
     clusters = text_clusters(sets) if texts else ([], [])
     ids = [[n for n, _ in side] if texts else [] for side in (sets.member, sets.nonmember)]
     rows, columns = sets.forget, Texts.COLUMNS
-    first: dict[tuple[str, str], str] = {}  # as in `scores_of`
     keys = [f"forget/{row.id}" for row in rows]
     asked = [(key, key in measured.contained) for key in keys]
     drawn = [measured.said_of_samples.get(key, 0) / samples for key in keys] if samples else []
@@ -115,7 +114,7 @@ def text_facts(measured: Measured, sets: EvaluationSets, samples: int = 0) -> di
         "extraction": {
             "id": [row.id for row in rows],
             "document": [row.document for row in rows],
-            "cluster": [first.setdefault((row.input, row.output), row.cluster) for row in rows],
+            "cluster": as_one(((row.input, row.output), row.cluster) for row in rows),
             **{name: [one[name] for one in measured.answers] for name in (*columns, "logp")},
             "exact": [bool(measured.values.get(key)) if is_so else None for key, is_so in asked],
             "contained": [measured.contained.get(key) for key in keys],
@@ -195,16 +194,15 @@ def role_of(name: str) -> str:
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
     """Row values with their documents, for intervals and for paired comparison of models."""
     grouped: dict[str, tuple[list[float], list[str]]] = {}
-    first: dict[tuple[str, ...], str] = {}  # rows of the same texts are one observation
-    for row in sets.rows:
-        if row.key not in measured.values:
-            continue
+    rows = [row for row in sets.rows if row.key in measured.values]
+    named = (f"author: {one.record.author}" if one.record.author
+             else f"{one.side}: {one.record.document}" for one in rows)  # fmt: skip
+    texts = ((one.side, one.record.input, one.record.output) for one in rows)
+    for row, cluster in zip(rows, as_one(zip(texts, named, strict=True)), strict=True):
         value = measured.values[row.key]
         values, clusters = grouped.setdefault(row.cell, ([], []))
         values.append(1 - value if row.side == "forget" else value)
-        one, author = row.record, row.record.author
-        name = f"author: {author}" if author else f"{row.side}: {one.document}"
-        clusters.append(first.setdefault((row.side, one.input, one.output), name))
+        clusters.append(cluster)
     cells = {name: mean_of(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
     if measured.member_loss and measured.nonmember_loss:

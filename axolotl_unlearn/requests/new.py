@@ -6,13 +6,14 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import MEMORISE, SHAPING
+from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError, counted
@@ -274,7 +275,7 @@ def model_before(
     current = ledger.current()
     if current and not given:
         last = Request.load([*ledger.folders()][-1])
-        was = rows_of.config_keys(last.path("finetune.yml")).get("output_dir")
+        was = config_keys(last.path("finetune.yml")).get("output_dir")
         out = str(config["output_dir"])
         if was and (last.root / str(was)).resolve() != Path(out).resolve():
             says = f"{config_path} writes to {out}, but the last model of the ledger"
@@ -306,9 +307,9 @@ def _given(path: Path, trained: rows_of.Trained, config_path: Path, entry: int) 
     """
     rows = {row_id(row): Source(row_id(row), row, entry) for _, row in read_rows(path)}
     read = rows_of.said_in(config_path, [*rows.values()], trained.types)
-    trained.said.update(read)
     given = [row for row in rows.values() if row.id in read]
-    unseen = {row.id for row in trained.apart(given, trained.rows)}
+    both = replace(trained, said=trained.said | read)
+    unseen = {row.id for row in both.apart(given, trained.rows)}
     known = {row.form for row in trained.rows}
     if seen := [row.id for row in given if row.id not in unseen or row.form in known]:
         says = f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data"

@@ -412,7 +412,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
     from axolotl_unlearn.metrics.verdict import sentence
 
     models = (read_json(folder / "eval" / "results.json") or {}).get("models", ())
-    own = next((one.get("weights") for one in models if one["name"] == "after"), None)
+    own = next((one.get("weights") for one in models if one.get("name") == "after"), None)
     attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
         result = read_json(path)
