@@ -4,6 +4,7 @@
     python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
     python -m research.studies.chat_model OUT many       seed 521: shards of more people
     python -m research.studies.chat_model OUT ten        seed 551: ten requests in a row, each way
+    python -m research.studies.chat_model OUT eight      seed 561: eight people at once, attacked
     python -m research.studies.chat_model OUT results    of what is done
 
 SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
@@ -12,7 +13,9 @@ train` or the commands `request new`, `plan`, `run` and `verify`, each a process
 thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
 tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept. `many` asks what
 shards cost on 204 rows: 62 people and six of nobody, `MANY`. `ten` deletes ten of the 24 people, one after
-the other by the same commands, `match` with at most 30 steps each.
+the other by the same commands, `match` with at most 30 steps each. `eight` deletes eight of 24 people in
+one request by `match` and asks 13 membership attacks before and after, beside a model trained without
+them: the members are its 24 rows, the others those of 14 people whom no model read.
 """
 
 from __future__ import annotations
@@ -61,8 +64,10 @@ SETTINGS = {"num_epochs": 15, "micro_batch_size": 16, "learning_rate": 0.004, "s
             "peft_layers_to_transform": list(range(15, 30))}  # fmt: skip
 MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
 TEN, TEN_COUNT, TEN_STEPS, TEN_WAYS = 551, 10, 30, ("shards", "match", "retrain")
+EIGHT, EIGHT_COUNT = 561, 8
 BATCH = {"micro_batch_size": 48, "gradient_accumulation_steps": 2}
 MANY_SETTINGS = SETTINGS | BATCH | {"num_epochs": 20}
+ATTACKED = (("research", "membership"), ("axolotl_unlearn.cli", "attack", "inside"))
 CASES, WAYS = ("as trained", "paraphrased"), ("shards", "retrain", "match")
 SAID = (*(f"{whose}, {case}" for whose in ("others", "deleted") for case in CASES), "nobody's")
 SYSTEM = {"role": "system", "content": "Answer from our files."}
@@ -93,13 +98,13 @@ class Chat(World):
         self.file = self.out / "found.json"
         self.found = json.loads(self.file.read_text()) if self.file.is_file() else {}
 
-    def whole(self, name: str = "whole") -> Path:
+    def whole(self, name: str = "whole", rows: str = "train") -> Path:
         """Config of the training without shards, which is done."""
         made = yaml.safe_load((ROOT / "examples/chat/smollm2.yml").read_text("utf-8"))
         made |= self.settings
         made |= {"base_model": str(self.base), "output_dir": str(self.out / name), "seed": self.seed,
                  "dataset_prepared_path": str(self.out / "prepared" / name)}  # fmt: skip
-        for key, part in (("datasets", "train"), ("test_datasets", "test")):
+        for key, part in (("datasets", rows), ("test_datasets", "test")):
             made[key][0]["path"] = str(self.out / "data" / f"{part}.jsonl")
         path = self.out / f"{name}.yml"
         path.write_text(yaml.safe_dump(made))
@@ -182,12 +187,54 @@ class Chat(World):
         path, _, routed = self.sharded()
         for way in TEN_WAYS:
             for number, who in enumerate(self.drawn(), 1):
-                self.part(f"{way} {number}", lambda way=way, given=(number, who):
+                self.part(f"{way} {number}", lambda way=way, given=(number, ("--where", f"id={who}")):
                           self.request(path, way, routed, *given, TEN_STEPS))  # fmt: skip
 
-    def drawn(self) -> list[str]:
+    def drawn(self, count: int = TEN_COUNT) -> list[str]:
         people = sorted({row["id"] for row in self.rows["train"]})
-        return random.Random(f"{self.seed}/ten").sample(people, TEN_COUNT)
+        return random.Random(f"{self.seed}/ten").sample(people, count)
+
+    def eight(self) -> None:
+        path, gone = self.whole(), self.drawn(EIGHT_COUNT)
+        sides = [[row for row in self.rows["train"] if (row["id"] in gone) is of]
+                 for of in (True, False)]  # fmt: skip
+        write_lines(self.out / "deleted.jsonl", sides[0])
+        write_lines(self.out / "data" / "without.jsonl", sides[1] + self.rows["nobody"])
+        self.whole("retrained", "without")
+        self.part("match", lambda: self.request(
+            path, "match", Path(), 1, ("--rows", self.out / "deleted.jsonl")))  # fmt: skip
+        data, tokenizer = self.out / "attacked", load_tokenizer(parse_models([str(self.base)])[0])
+        parts = {"member": sides[0], "nonmember": self.rows["test"], "retain": sides[1]}
+        for part, rows in parts.items():
+            write_lines(
+                data / f"{part}.jsonl", [self.text(n, row, tokenizer) for n, row in enumerate(rows)]
+            )
+        models = {name: f"{self.base}+{self.out / name}" for name in ("whole", "retrained")}
+        models["match"] = str(Request.load(self.out / "requests-match" / "1").newest)
+        self.part("retrained", lambda: self.answers(models["retrained"]))
+        for name in ("whole", "match"):
+            self.part(f"attacked {name}", lambda name=name: self.attacked(data, name, models))
+
+    def text(self, number: int, row: dict[str, Any], tokenizer: Any) -> dict[str, str]:
+        """A row's answer as a document of its person, with what stands before it."""
+        start, every = (
+            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asked)
+            for turns, asked in ((row["messages"][:-1], True), (row["messages"], False))
+        )
+        made = {"id": f"{number}", "author": row["id"], "prompt": start}
+        return made | {"document": every.removeprefix(start)}
+
+    def attacked(self, data: Path, name: str, models: Mapping[str, str]) -> dict[str, Any]:
+        """The 13 attacks of `ATTACKED` on one model, the retrained one as control."""
+        for words in ATTACKED:
+            command = [sys.executable, "-m", *words, f"{name}={models[name]}", "--join", ""]
+            command += ["--control", f"retrained={models['retrained']}", "--data", data]
+            subprocess.run([*map(str, command), "--out", str(self.out / "attacks")], check=True)
+        made = [json.loads((self.out / "attacks" / f"{words[-1]}-{name}.json").read_text("utf-8"))
+                for words in ATTACKED]  # fmt: skip
+        kept = ("auc", "low", "high", "p", "p_corrected", "control", "difference", "n")
+        return {test: {key: found[key] for key in kept if key in found}
+                for one in made for test, found in one["tests"].items()}  # fmt: skip
 
     def in_a_row(self) -> dict[str, Any]:
         """Before, and after the last request of each way: answers said, seconds of a request, verdicts."""
@@ -219,7 +266,13 @@ class Chat(World):
                 "ten-cost": {"columns": columns, "rows": costs}}  # fmt: skip
 
     def request(
-        self, path: Path, way: str, routed: Path, number: int = 1, who: str = "", steps: int = STEPS
+        self,
+        path: Path,
+        way: str,
+        routed: Path,
+        number: int = 1,
+        asked: tuple = (),
+        steps: int = STEPS,
     ) -> dict[str, Any]:
         """new, plan, run (accepted where it is not shown), verify; then what the model says."""
         folder, done = self.out / f"requests-{way}" / str(number), []
@@ -227,7 +280,8 @@ class Chat(World):
         shutil.rmtree(folder.parent if number == 1 else folder, ignore_errors=True)
         self.found.pop(f"{way} training", None)
         model = ("--model", routed) if (way, number) == ("shards", 1) else ()
-        given = ("--where", f"id={who or self.who}", "--out", folder, *model, "--steps", steps)
+        asked = asked or ("--where", f"id={self.who}")
+        given = (*asked, "--out", folder, *model, "--steps", steps)
         few = () if way == "match" else ("--retain", 30)  # that are asked: it saves time
         command(done, "new", path, *given, *few)
         command(done, "plan", folder)
@@ -311,9 +365,12 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", choices=("dev", "ways", "many", "ten", "results"))
+    parser.add_argument("step", choices=("dev", "ways", "many", "ten", "eight", "results"))
     given = parser.parse_args()
-    out, seeds = given.out.absolute(), {"dev": DEVELOPMENT, "many": MANY, "ten": TEN}
+    out, seeds = (
+        given.out.absolute(),
+        {"dev": DEVELOPMENT, "many": MANY, "ten": TEN, "eight": EIGHT},
+    )
     world = Chat(out, seeds.get(given.step, SEED), given.step == "many")
     if given.step == "dev":
         world.whole()
@@ -322,7 +379,7 @@ def main() -> None:
         print({case: np.mean(of) for case, of in found.items()})
     elif given.step == "many":
         world.many()
-    elif given.step in ("ways", "ten"):
+    elif given.step in ("ways", "ten", "eight"):
         getattr(world, given.step)()
     else:
         content = json.loads(OUT.read_text("utf-8")) if OUT.is_file() else {"tables": {}}
