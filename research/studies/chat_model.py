@@ -211,7 +211,8 @@ class Chat(World):
             )
         models = {name: f"{self.base}+{self.out / name}" for name in ("whole", "retrained")}
         models["match"] = str(Request.load(self.out / "requests-match" / "1").newest)
-        self.part("retrained", lambda: self.answers(models["retrained"]))
+        for name, model in (("unsharded", "whole"), ("retrained", "retrained")):
+            self.part(name, lambda model=model: self.answers(models[model]))
         for name in ("whole", "match"):
             self.part(f"attacked {name}", lambda name=name: self.attacked(data, name, models))
 
@@ -249,11 +250,7 @@ class Chat(World):
         for name, answers in said.items():
             done = found[name]
             own = np.isin(whose, self.drawn()[: len(done)]) if done else gone
-            parts = [np.array(answers[case])[side] for side in (~own, own) for case in CASES]
-            shown = f"deleted by {name}" if done else name
-            rows.append(
-                [shown, *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]])]
-            )
+            rows.append(shares(f"deleted by {name}" if done else name, answers, own))
             if done:
                 spent = [[one["training"] for one in done],
                          [sum(c["processor_s"] for c in one["commands"]) for one in done]]  # fmt: skip
@@ -264,6 +261,26 @@ class Chat(World):
         columns = ["way", "requests", "training (s)", "its commands beside (s)", "verdicts"]
         return {"ten-said": {"columns": ["model", *SAID], "rows": rows},
                 "ten-cost": {"columns": columns, "rows": costs}}  # fmt: skip
+
+    def at_once(self) -> dict[str, Any]:
+        """Answers said before and after, and what each attack tells of the deleted rows."""
+        own = np.isin([row["id"] for row in self.rows["train"]], self.drawn(EIGHT_COUNT))
+        models = {name: self.found[name] for name in ("unsharded", "retrained")}
+        models["deleted by match"] = self.found["match"]["answers"]
+        said = [shares(name, one, own) for name, one in models.items()]
+        tested = []
+        for name, after in self.found["attacked match"].items():
+            sides = (self.found["attacked whole"][name], after)
+            cells = [f"{one['auc']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" for one in sides]
+            cells += [f"{after['control']:.2f}" if "control" in after else ""]
+            if gap := after.get("difference"):  # 2.8 standard errors are found in four of five
+                cells += [f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]",
+                          f"{2.8 * (gap['high'] - gap['low']) / 3.92:.2f}"]  # fmt: skip
+            tested.append([name, *cells, *[""] * (5 - len(cells)), f"{after['p_corrected']:.2g}"])
+        columns = ["attack", "before", "after", "retrained", "after less retrained",
+                   "detectable in 4 of 5", "p after Holm"]  # fmt: skip
+        return {"eight-said": {"columns": ["model", *SAID], "rows": said},
+                "eight-attacks": {"columns": columns, "rows": tested}}  # fmt: skip
 
     def request(
         self,
@@ -314,6 +331,12 @@ def command(done: list[dict[str, Any]], *words: Any) -> int:
     done.append({"command": words[0], "exit": process.returncode, "processor_s": used})
     print(done[-1], *said[-2:], flush=True)
     return process.returncode
+
+
+def shares(name: str, answers: Mapping[str, Any], own: np.ndarray) -> list[str]:
+    """A model's answers said: of others, of the deleted (``own``), of nobody's rows."""
+    parts = [np.array(answers[case])[side] for side in (~own, own) for case in CASES]
+    return [name, *(f"{np.mean(part):.2f}" for part in [*parts, answers["nobody's"]])]
 
 
 def people(seed: int, sizes: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
@@ -384,7 +407,7 @@ def main() -> None:
     else:
         content = json.loads(OUT.read_text("utf-8")) if OUT.is_file() else {"tables": {}}
         made, raw = facts("python -m research.studies.chat_model OUT ways"), {}
-        many, ten = Chat(out, MANY, many=True), Chat(out, TEN)
+        many, ten, eight = Chat(out, MANY, many=True), Chat(out, TEN), Chat(out, EIGHT)
         if world.found:
             content |= made | {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
             content["tables"] |= world.tables()
@@ -397,7 +420,11 @@ def main() -> None:
             content["ten"] = made | {"seed": TEN, "steps": TEN_STEPS, "people": ten.drawn()}
             content["tables"] |= ten.in_a_row()
             raw["found ten"] = ten.found
-        found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN})/", r"OUT/\1/", json.dumps(raw))
+        if eight.found:
+            content["eight"] = made | {"seed": EIGHT, "people": eight.drawn(EIGHT_COUNT)}
+            content["tables"] |= eight.at_once()
+            raw["found eight"] = eight.found
+        found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN}|{EIGHT})/", r"OUT/\1/", json.dumps(raw))
         write_json(OUT, content | json.loads(found))
 
 
