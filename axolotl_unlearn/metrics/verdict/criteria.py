@@ -253,8 +253,6 @@ def able(facts: Facts) -> Iterator[Read]:
             outcome = "open" if guess**n >= ALPHA else "fail"
             yield read(outcome, "chance", value=value, n=n, limit=guess, p=p)
         for other in others:
-            if model.utility_groups.keys() - other.utility_groups:
-                yield read("missing", "groups")
             yield from _lost_groups(model, other)
         found = _held_to("gate", n, limit, share_of(hits, n, INNER), value, -1)
         yield found._replace(outcome="fail") if value < limit else found
@@ -262,11 +260,11 @@ def able(facts: Facts) -> Iterator[Read]:
 
 def _lost_groups(model: Model, original: Model) -> Iterator[Read]:
     """A group that the model does not have is lost."""
-    groups = original.utility_groups
+    groups = {n: g for n, g in original.utility_groups.items() if g.n and g.value is not None}
+    if {*model.utility_groups, *original.utility_groups} - groups.keys():
+        yield read("missing", "groups")
     for name, group in groups.items():
         own = model.utility_groups.get(name, Group())
-        if not group.n or group.value is None:
-            continue
         then = round(group.value * group.n)
         now = round((own.value or 0.0) * group.n) if own.n == group.n else 0
         table = [[then, group.n - then], [now, group.n - now]]
