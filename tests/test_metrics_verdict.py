@@ -139,6 +139,9 @@ SPOILS = {
     "repeats, whatever the file calls it": fault("collapse", BROKEN, "outputs", broken=0.6),
     "below the gate": fault(None, BROKEN, "able", utility=0.55),
     "a gate of its own": fault(None, BROKEN, "able", utility=0.55, gate={"threshold": 0.3}),
+    "below the retrained model's": (
+        lambda o, r, m: r.update(utility=0.9) or m.update(utility=0.65), BROKEN, "able",
+    ),
     "guesses": (lambda o, r, m: m.update(utility=0.26) or o.update(utility=0.3), BROKEN, "able"),
     "medicine lost": (lambda o, r, m: group(m, o, 0.0), BROKEN, "able"),
     "medicine lost, beside the retrained model": (
@@ -1083,6 +1086,9 @@ HIDDEN = {
         "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense_n=0)
     ),
     "a gate that the entry says itself": ("below the gate", without(0)),
+    "a retrained model of unknown ability": (
+        "below the retrained model's", without(1, "utility")
+    ),
     "an original of little ability": (
         "below the gate", lambda models: models[0].update(utility=0.3, gate=None)
     ),

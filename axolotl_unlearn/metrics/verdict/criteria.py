@@ -236,17 +236,18 @@ def able(facts: Facts) -> Iterator[Read]:
     well. No group of questions may be lost (Fisher's exact test)."""
     model, original = facts.model, facts.original
     value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
-    before = original and original.utility  # what the entry itself says of it is not believed
     others = [one for one in (original, facts.retrained) if one is not None]
+    # What the entry itself says of the original is not believed.
+    known = original is not None and None not in [one.utility for one in others]
     if value is None or not n:
         yield read("missing", "unread")
     elif guess is None or not 0 < guess < 1:
         yield read("missing", "guess")
-    elif before is None or model.gate is None or model.gate.threshold is None:
+    elif not known or model.gate is None or model.gate.threshold is None:
         yield read("missing", "ungated")
     else:
         # A milder gate is not ours.
-        best = max(one.utility or 0.0 for one in others)
+        best = max(one.utility for one in others)
         limit, hits = max(semeval.GATE_SHARE * best, model.gate.threshold), round(value * n)
         p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
         if p >= ALPHA:  # with few questions also where all are right
