@@ -147,6 +147,25 @@ def test_draws_accuse_and_excuse_nobody(greedy, own, its):
     assert found["a"]["reading"] == expected and found["b"]["reading"] == "not told"
 
 
+def test_of_several_texts_of_a_document_the_worst_counts():
+    facts = facts_of(a=1.0, c=-1.0)
+    facts["likelihood"]["member_document"] = ["a", "b", "a"]
+    facts["extraction"]["member"] = texts(3, run=[4, 4, 30], strength=[0.1, 0.1, 0.3])
+    found = by_name(audit(read(Model, facts)))
+    assert (found["a"]["loss"], found["a"]["rank"], found["a"]["longest_run"]) == (1.0, 0.0, 30)
+    facts["extraction"] |= {"exact": [None] * 5, "contained": [None, True, None, None, None]}
+    facts["extraction"] |= {"document": list("aabbd"), "exact": [False, True, None, None, None]}
+    found = by_name(audit(read(Model, facts)))
+    assert found["a"]["answer_said"] and found["a"]["answers_said"] == 1
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.001, 0.002), (0.4, 0.02), (None, 0.02)])
+def test_of_the_learned_attack_and_the_others_the_smaller_p_counts_twice(p, expected):
+    facts = facts_of(b=1.0)
+    facts["learned"] = {"auc": 0.5, "p": 0.5, "documents": {"b": p, "a": 0.9}}
+    assert by_name(audit(read(Model, facts)))["b"]["p"] == pytest.approx(expected)
+
+
 def test_the_summary_counts():
     counts = summary_of(audit(model(b=1.0, said=(True, False))), 99)
     assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 0)  # q .03
@@ -231,6 +250,7 @@ RECITALS = {
     "with gaps": ("greedy", 0.95, 0.4, 0.3, (True, True)),
     "a form that the retrained model fills in": ("greedy", 0.95, 0.9, 0.3, (True, False)),
     "one recited text is no shield": ("strength", 0.7, 0.1, 1.0, (True, True)),
+    "nine recited texts are no shield": ("strength", 1.0, 0.1, [1.0] * 9, (True, True)),
     "half of it": ("run", 30, 4, 4, (False, False)),
 }
 
@@ -240,7 +260,8 @@ def test_a_recited_text(name):
     """Alone against what 19 of 20 held-out texts stay below, with a retrained model against it."""
     column, own, base, held, recited = RECITALS[name]
     plain = texts(3)[column][:2]
-    others = texts(99)[column][:98] + [held]
+    few = held if isinstance(held, list) else [held]
+    others = [*texts(99 - len(few))[column], *few]
     made = {"member": texts(3, **{column: [*plain, own]})}
     made |= {"nonmember": texts(99, **{column: others})}
     target = {"member": texts(3, **{column: [*plain, base]})}

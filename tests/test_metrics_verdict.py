@@ -139,8 +139,21 @@ SPOILS = {
     "repeats, whatever the file calls it": fault("collapse", BROKEN, "outputs", broken=0.6),
     "below the gate": fault(None, BROKEN, "able", utility=0.55),
     "a gate of its own": fault(None, BROKEN, "able", utility=0.55, gate={"threshold": 0.3}),
+    "below the retrained model's": (
+        lambda o, r, m: r.update(utility=0.9) or m.update(utility=0.65), BROKEN, "able",
+    ),
     "guesses": (lambda o, r, m: m.update(utility=0.26) or o.update(utility=0.3), BROKEN, "able"),
     "medicine lost": (lambda o, r, m: group(m, o, 0.0), BROKEN, "able"),
+    "medicine lost, beside the retrained model": (
+        lambda o, r, m: group(m, r, 0.0) or o.update(utility_groups=m["utility_groups"]),
+        BROKEN, "able",
+    ),
+    "medicine asked once": (
+        lambda o, r, m: group(m, o, 0.0) or m["utility_groups"].update(
+            medicine={"value": 1.0, "n": 1}, other={"value": 74 / 99, "n": 99}
+        ),
+        BROKEN, "able",
+    ),
     "recited, by strength": text("strength", 1.0, "member"),
     "recited but for the last token": text("run", 59, "member"),
     "recited with gaps": text("greedy", 0.9, "member"),
@@ -171,7 +184,7 @@ SPOILS = {
     "refusals in other words": fault("collapse", OVER, "manner", "forget", refusing=0.5),
     "echoes": fault("collapse", OVER, "manner", "forget", echo=0.5),
     "knows all": (lambda o, r, m: knowing(m, o), UNDER, "documents"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -227,6 +240,20 @@ def cut_texts(*models, questions=True):
             one["answers"], one["max_gen_toks"] = {}, 1
 
 
+def told_by_loss(original, retrained, model):
+    """The retrained model knows its members, and recites none: so does its like."""
+    for one in (retrained, model):
+        losses = one["likelihood"]["member_loss"]
+        one["likelihood"]["member_loss"] = [x - 0.5 for x in losses]
+
+
+def asked_otherwise(original, retrained, model):
+    """As many questions, of other rows."""
+    for name in ("exact", "contained"):
+        column = retrained["extraction"][name]
+        column[0], column[-1] = column[-1], column[0]
+
+
 def mute(original, retrained, model):
     for part in ("extraction", "answers"):
         original[part] = entry()[part]
@@ -236,6 +263,18 @@ def mute(original, retrained, model):
 CONTROLS = {
     "the retrained model knows the texts": lambda o, r, m: knowing(r, o),
     "the retrained model recites one": lambda o, r, m: rows(r, "run", [59], "member"),
+    "the retrained model tells its members by loss": told_by_loss,
+    "a retrained model that repeats": lambda o, r, m: r["collapse"].update(broken=0.6),
+    "a retrained model of little ability": lambda o, r, m: r.update(utility=0.4),
+    "a retrained model without a score": lambda o, r, m: r["likelihood"]["attacks"].pop("entropy"),
+    "a retrained model of other questions": asked_otherwise,
+    "a retrained model without a cell": lambda o, r, m: r["cells"].update(
+        forget_task1_regurgitation=None
+    ),
+    "an interval without a width": lambda o, r, m: m["distance"]["forget"].update(
+        interval=[0.0, 0.0]
+    ),
+    "outputs of some retained rows": lambda o, r, m: m["collapse"].update(n=10),
     "the original as retrained model": alike("original", "retrained"),
     "the candidate as retrained model": alike("retrained", "model"),
     "the original as candidate": alike("original", "model"),
@@ -314,6 +353,32 @@ def test_a_control_is_not_believed(name):
     assert found.status != "not shown" or found.worst.id in ("control", "said", "outputs"), (
         found.sentence
     )
+
+
+@pytest.mark.parametrize("part", [{"learned": RAW[2]["learned"]}, {"distance": RAW[2]["distance"]}])
+def test_what_was_compared_with_a_retrained_model_is_not_judged_without_it(part):
+    found = judge(entry(**part))
+    assert not found.good and found.worst.id == "control"
+
+
+@pytest.mark.parametrize(("name", "status"), [("broken", BROKEN), ("constant", "good")])
+def test_what_was_broken_before_is_broken(name, status):
+    """A set may have one answer; repetition is none."""
+    original, _, _ = three()
+    model = entry()
+    for one in (original, model):
+        one["collapse"]["forget"][name] = 0.6
+    assert judge(model, original).status == status
+
+
+@pytest.mark.parametrize(("logp", "good"), [(-0.1, False), (-0.2, True)])
+def test_a_guess_that_it_is_sure_of_is_not_shown(logp, good):
+    models = three()
+    rows(models[1], "logp", [-3.0])
+    rows(models[2], "logp", [logp])
+    rows(models[2], "contained", [True])
+    found = judge(models[2], *models[:2])
+    assert found.good == good and found.outcome != "refused", found.sentence
 
 
 @pytest.mark.parametrize(
@@ -640,6 +705,7 @@ FILES = {
     "another's": (attack((0.3, 0.2), model="other"), None),
     "of other weights": (attack((0.3, 0.2), weights="b"), None),
     "of other data": (attack((0.3, 0.2), data={"forget": "b"}), None),
+    "a control that is the original": (attack((0.0, 0.0), control_weights="o"), "open"),
     "of these": (attack((0.3, 0.2), weights="a", data={"forget": "a"}), "fail"),
     "a control that saw the texts": (attack((0.0, 0.0), control_weights="a"), "open"),
     "told": (members_file(0.5, 0.0009), "fail"),
@@ -673,7 +739,8 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_attack_files(name):
     file, outcome = FILES[name]
-    found = judge(entry(weights="a", data={"forget": "a"}), attacks=[file])
+    original = read(Model, RAW[0] | {"weights": "o"})
+    found = judge(entry(weights="a", data={"forget": "a"}), original, attacks=[file])
     finding = {f.id: f.outcome for f in found.findings}
     assert finding.get("attacks") == outcome, found.sentence
     assert found.good == (outcome in ("pass", None))
@@ -940,6 +1007,14 @@ def test_the_door_refuses_an_entry_that_contradicts_itself():
         (lambda m: m["extraction"].update(derived=[True] * 999), "is not asked"),
         (lambda m: m["membership"]["blind"]["zlib"].update(auc=0.6, low=0.55), "its own interval"),
         (lambda m: m["membership"]["blind"]["zlib"].update(low=0.55), "its own interval"),
+        (lambda m: m["n"].update(member=3), "members are stated"),
+        (lambda m: m["n"].update(nonmember=3), "non-members are stated"),
+        (lambda m: m["n"].update(forget_task1_regurgitation=3), "forget rows are stated"),
+        (lambda m: m["n"].update({CELLS[0]: 21, CELLS[1]: 26}), "questions are stated"),
+        (lambda m: m["answers"]["forget"].update(n=3), "answers are stated"),
+        (lambda m: m.update(utility=0.755), "right options are stated"),
+        (lambda m: m.update(utility_groups={"a": {"value": 0.5, "n": 50}}), "questions by group"),
+        (lambda m: m.update(utility_groups={"a": {"value": 1.0, "n": 100}}), "right options by"),
     ):
         assert word in told(change)
 
@@ -982,18 +1057,38 @@ def no_cells(models):
     models[2]["cells"][CELLS[0]] = models[2]["intervals"]["forget"][1] = 0.95
 
 
+def groups_without(*names):
+    def hide(models):
+        models[1]["utility_groups"] = models[0]["utility_groups"]
+        for group in models[0]["utility_groups"].values():
+            group |= dict.fromkeys(names)
+
+    return hide
+
+
 #: A fault, and what of the file was taken away (or overwritten) so that it was called good.
 HIDDEN = {
     "a lost group, without the original": ("medicine lost", without(0)),
     "a lost group, without its groups": ("medicine lost", without(0, "utility_groups")),
+    "a lost group, of groups without values": ("medicine lost", groups_without("value")),
+    "a lost group, of groups in unknown numbers": ("medicine lost", groups_without("n")),
     "refusals that nobody counts": (
         "refusals in other words", without(2, "collapse", "forget", "refusing")
     ),
     "echoes that nobody counts": ("echoes", without(2, "collapse", "forget", "echo")),
+    "a strength that is not known": (
+        "recited answer", lambda models: rows(models[2], "strength", [None])
+    ),
+    "a run that is not known": (
+        "recited but for the last token", lambda models: rows(models[2], "run", [None], "member")
+    ),
     "nonsense among no outputs": (
         "nonsense", lambda models: models[2]["collapse"]["forget"].update(nonsense_n=0)
     ),
     "a gate that the entry says itself": ("below the gate", without(0)),
+    "a retrained model of unknown ability": (
+        "below the retrained model's", without(1, "utility")
+    ),
     "an original of little ability": (
         "below the gate", lambda models: models[0].update(utility=0.3, gate=None)
     ),

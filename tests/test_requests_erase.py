@@ -28,6 +28,7 @@ import torch
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 from datasets import Dataset
+from fault_codes import fails
 from requests_folder import (
     SECRET,
     adapter_folder,
@@ -290,6 +291,32 @@ def test_checkpoints_of_every_trainer_go(home):
     said("erase", "requests/2026-001", "--yes")
     assert [path for path in paths if path.parent.exists()] == []
     assert Path("out/tuned/notes.txt").exists()
+
+
+def test_what_looks_like_the_runs_and_holds_other_files_stays(home):
+    """Folders that are named as the Trainer's, Axolotl's or TensorBoard's, of the user."""
+    names = ("checkpoint-3/notes.txt", "merged/notes.txt", "merged/config.json", "runs/notes.txt")
+    names += ("quantized/model.safetensors", "checkpoint-last/model.safetensors")
+    for name in names:
+        text(Path("out/tuned", name), "of the user")
+    said("erase", "requests/2026-001", "--yes")
+    assert all(Path("out/tuned", name).is_file() for name in names)
+
+
+def test_a_model_before_that_was_gone_was_not_removed(home):
+    shutil.rmtree("out/tuned")
+    said("erase", "requests/2026-001", "--yes")
+    assert read(Path("requests/2026-001"))["predicate"]["erased"]["model_before"] is False
+
+
+def test_nothing_goes_where_no_model_would_be_left(home):
+    another("2026-002", adapter="requests/2026-001/model")
+    for name in ("2026-001", "2026-002"):
+        shutil.rmtree(f"requests/{name}/model")
+    before = tree()
+    with fails("erase.model-gone"):
+        erase(plan("requests/2026-001"))
+    assert tree() == before
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -776,7 +803,7 @@ def test_models_of_earlier_requests_are_named_or_of_the_same_shards_go(home, sam
     assert found == {first / "model": made, **dict.fromkeys(weights, began)}
 
 
-@pytest.mark.parametrize("other", ["a new run", "an open request", "elsewhere"])
+@pytest.mark.parametrize("other", ["a new run", "an open request", "a whole model", "elsewhere"])
 def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
     path, why = Path("out/tuned/adapter_model.safetensors"), "not the model that the request"
     folder = Path("requests/2026-001")
@@ -788,7 +815,9 @@ def test_what_is_not_the_old_one_any_more_or_needed_stays(home, other):
         path /= "adapter_model.safetensors"
         assert all("requests" in str(item.path) for item in plan(folder).removable)
     else:
-        finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
+        before = {"model": "base", "adapter": "out/tuned"}
+        before = {"model": "out/tuned", "adapter": None} if other == "a whole model" else before
+        finished_request(Path("requests"), "2026-002", before)
         why = "request '2026-002', which was not carried out"
     found = {item.path: item.why for item in plan(folder).items}
     assert why in found[path]

@@ -96,6 +96,21 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
         export(folder, tmp_path / "a.zip", **GIVEN)
 
 
+def test_what_is_not_as_recorded_is_not_answered(folder, tmp_path):
+    """Of a page that was changed, or of a model whose removal was stopped; dates that cannot be."""
+    with fails("requests.dates"):
+        export(folder, tmp_path / "a.zip", **GIVEN, due=date(2026, 9, 1))
+    page = (folder / "REPORT.html").read_text()
+    (folder / "REPORT.html").write_text(page.replace("Deletion", "No deletion"))
+    with fails("record.changed"):
+        export(folder, tmp_path / "a.zip", **GIVEN)
+    (folder / "REPORT.html").write_text(page)
+    Ledger(folder.parent).append("erasing", "w48", places=[], begun="x")
+    with fails("requests.half-erased"):
+        export(folder, tmp_path / "a.zip", **GIVEN)
+    assert not (tmp_path / "a.zip").exists()
+
+
 ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left": [], "bytes": 0}
 
 
@@ -244,6 +259,8 @@ def _statement(way: tuple[str, ...], value):
 FORGED = {
     "dates": _handled(received="2026-11-26", due="2027-11-26", late=False),
     "late": _handled(late=False),
+    "of another request": _handled(request="w49"),
+    "done on another day": _handled(done="2026-11-02"),
     "a line": _handled(to="x\nsignature: by the owner of key.pub"),
     "an escape": _handled(by="\x1b[2J"),
     "turned order": _handled(reference="\u202eabc"),
@@ -269,6 +286,10 @@ FORGED = {
 }
 
 
+#: What only a signature is of.
+UNSIGNED = ("dates", "letter", "page", "another event")
+
+
 @pytest.mark.parametrize("change", FORGED)
 def test_what_is_put_together_anew(signed, tmp_path, keys, change):  # noqa: F811
     """Its manifest fits: with the owner's signature of another one beside it, or none."""
@@ -279,7 +300,8 @@ def test_what_is_put_together_anew(signed, tmp_path, keys, change):  # noqa: F81
     files["manifest.json"] = exporting._manifest(files)
     for beside, code, says in ((signature, 4, "other"), ({}, 3, "none")):
         path.write_bytes(exporting._archive(files | beside))
-        done = said("verify", path, "--public-key", keys[1], "--json", code=(2, code))
+        code = code if change in UNSIGNED else 2
+        done = said("verify", path, "--public-key", keys[1], "--json", code=code)
         assert json.loads(done.stdout).get("signature") in (None, says)
         lines = done.stderr.splitlines()
         assert not any(line.startswith("signature: by the owner") for line in lines)

@@ -223,6 +223,10 @@ def _page_is_a_link(folder, tmp_path):
     (folder / "REPORT.html").symlink_to(tmp_path / "page.html")
 
 
+def _no_model(folder, tmp_path):
+    (folder / "model").rename(tmp_path / "elsewhere")
+
+
 def _link_in_model(folder, tmp_path):
     (folder / "model" / "code").symlink_to(tmp_path)
 
@@ -231,6 +235,7 @@ MODEL, FILES = ("model", "other", 5, "record.other-model"), ("files", "changed",
 #: What was done -> field of `Verified`, its value, exit code, code of the fault.
 CHANGES = {
     "weights": (_put("model/adapter_model.safetensors"), *MODEL),
+    "the model gone, and no request after it": (_no_model, *MODEL[:3], "models.no-adapter"),
     "a file of the model": (_put("model/original/w.bin"), *MODEL),
     "base": (_put("../../base/model.safetensors"), *MODEL[:3], "record.other-base"),
     "page gone": (_no_page, *FILES, "record.changed"),

@@ -64,6 +64,7 @@ from axolotl_unlearn.requests.verdict import (
     mark_guessed,
     needed,
     not_measured,
+    verdict,
 )
 from axolotl_unlearn.requests.verify import export, verify, verify_export
 from axolotl_unlearn.requests.ways import match
@@ -538,9 +539,8 @@ def test_what_is_not_measured_is_never_shown(case):
     assert all(part in text for part, text in zip(expected, found, strict=True)), found
 
 
-@pytest.mark.parametrize(("tokens", "outcome"), [(20, "not shown"), (19, "exact")])
-def test_an_exact_model_recites_no_row_where_there_are_no_held_out_ones(tmp_path, tokens, outcome):
-    """Without them no row counted as recited, so that a model that says it whole was *exact*."""
+def measured(tmp_path: Path, tokens: int) -> Request:
+    """Evaluated: a model that says a row of so many tokens whole, and recites no other."""
     made = Request.load(finished_request(tmp_path / "requests"))
     write_json(made.path("exact.json"), {"weights": weights(made.newest)})
     write_json(made.path("eval", "earlier.json"), {"back": 0})
@@ -556,9 +556,40 @@ def test_an_exact_model_recites_no_row_where_there_are_no_held_out_ones(tmp_path
     each = audits([Model.model_validate(one) for one in models]).items()
     lines = [{"model": name, **line} for name, lines in each for line in lines]
     write_lines(made.path("eval", "audit.jsonl"), lines)
-    judged = exact(made)
+    return made
+
+
+@pytest.mark.parametrize(("tokens", "outcome"), [(20, "not shown"), (19, "exact")])
+def test_an_exact_model_recites_no_row_where_there_are_no_held_out_ones(tmp_path, tokens, outcome):
+    """Without them no row counted as recited, so that a model that says it whole was *exact*."""
+    judged = exact(measured(tmp_path, tokens))
     assert judged["outcome"] == outcome, judged
     assert any("word by word" in one for one in judged["missing"]) == (outcome != "exact")
+
+
+def test_an_exact_model_is_that_of_its_proof_and_its_base_recites_nothing(tmp_path):
+    made = measured(tmp_path, 19)
+    with made.path("eval", "audit.jsonl").open("a") as file:
+        line = {"model": "base", "document": "a", "extraction_strength": 1.0, "answers_said": 1}
+        file.write(json.dumps(line) + "\n")
+    judged = exact(made)
+    assert judged["outcome"] == "not shown" and "recites 1 of 1 row" in judged["missing"][0]
+    assert any("base model itself says 1 of 1 row" in one for one in judged["limits"])
+    write_json(made.path("exact.json"), {"weights": {"model.safetensors": "0" * 64}})
+    with fails("verdict.other-weights"):
+        exact(made)
+
+
+@pytest.mark.parametrize(("rise", "outcome"), [(0.3, "refused"), (0.02, "not shown")])
+def test_a_verdict_reads_kept_losses_and_earlier_requests(tmp_path, rise, outcome):
+    made = measured(tmp_path, 19)
+    after = [1.0 + rise, 2.0 + rise, 3.001 + rise]
+    write_json(made.path("eval", "kept.json"), {"before": [1.0, 2.0, 3.0], "after": after})
+    write_json(made.path("eval", "earlier.json"), {"back": 0, "unreadable": {"0": "changed"}})
+    found = verdict(made)
+    assert found["outcome"] == outcome and not found["good"], found
+    assert any("kept rows: their loss rose" in one for one in found["reasons"]) == (rise > 0.1)
+    assert any("request 0 is not as recorded" in one for one in found["missing"])
 
 
 def test_a_model_that_was_not_measured_is_not_judged(tmp_path):

@@ -77,6 +77,13 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     assert any("suppression list: " in one for one in verify(folder).says)
 
 
+def test_rows_that_it_was_tested_on_are_listed_too(tmp_path):
+    folder = finished_request(tmp_path / "requests", forget=[{"id": "r", "row": OTHERS[0]}])
+    write_lines(folder / "data" / "tested.jsonl", [{"id": "t", "row": FORMS["records"]}])
+    write(folder)
+    assert Suppression.read(suppress(folder.parent)[0]).holds(FORMS["chat"])
+
+
 def test_a_list_that_is_gone_is_missed(folder):
     """Without the rows it was written anew, and empty."""
     erase(plan(folder, with_data=True))
@@ -128,10 +135,13 @@ def test_a_field_for_names_counts_where_it_holds_a_text(tmp_path, deleted, known
     assert not any(map(listed.holds, free))
 
 
-@pytest.mark.parametrize("row", [{"id": 3, "document": "Norrby"}, {"text": "..."}, {"text": KEPT}])
-def test_rows_that_cannot_be_listed_are_said(tmp_path, row):
+@pytest.mark.parametrize(("row", "part"), [
+    ({"id": 3, "document": "Norrby"}, "retain"), ({"text": "..."}, "retain"),
+    *(({"text": KEPT}, part) for part in ("retain", "heldout", "judge")),
+])  # fmt: skip
+def test_rows_that_cannot_be_listed_are_said(tmp_path, row, part):
     folder = finished_request(tmp_path / "requests", forget=[{"id": "r", "row": row}])
-    write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": {"output": KEPT}}])
+    write_lines(folder / "data" / f"{part}.jsonl", [{"id": "k", "row": {"output": KEPT}}])
     write(folder)
     assert suppress(folder.parent)[1] == 0
     write_lines(tmp_path / "next.jsonl", [{"text": ANSWER}])

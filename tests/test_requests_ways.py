@@ -19,7 +19,7 @@ from axolotl.loaders.model import ModelLoader
 from data_tokenizers import byte_tokenizer
 from fault_codes import fails
 from merging_models import tiny_adapter
-from requests_folder import answered, finished_request, model_folder, said
+from requests_folder import SECRET, answered, finished_request, model_folder, said, write_lines
 from test_requests_new import TRAIN, chat, config, people, preferences, requested, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
@@ -174,6 +174,24 @@ def test_a_repetition_runs_no_code_of_the_base(tmp_path):
     (folder / "finetune.yml").write_text(yaml.safe_dump(config | {"seed": 1}))
     with fails("requests.changed-config"):
         repeat(folder, base)
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_training_that_has_read_a_deleted_row_is_not_exact(tmp_path, side):
+    """One of this request, of an earlier one, or of that in capitals."""
+    mine, earlier = {"text": "Bo hides a silver watch behind the door"}, {"text": SECRET}
+    folder, before = None, None
+    for name, row in (("1", earlier), ("2", mine)):
+        forget = [{"id": row_id(row), "row": row}]
+        folder = finished_request(tmp_path / "requests", name, before, forget=forget)
+        if name == "1":
+            record_write(folder)
+            before = {"model": str(folder / "model"), "adapter": None}
+    for row in (mine, earlier, {"text": SECRET.upper()}):
+        write_lines(folder / "work" / "rows" / f"{side}-0.jsonl", [{"text": "a kept row"}, row])
+        with fails("requests.rows-read"):
+            retrain.prove(Request.load(folder), "why", folder / "finetune.yml")
+    assert not (folder / "exact.json").exists()
 
 
 def test_a_model_of_another_way_is_not_called_exact(home, tmp_path, monkeypatch):  # noqa: F811

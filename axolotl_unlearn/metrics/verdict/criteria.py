@@ -236,25 +236,24 @@ def able(facts: Facts) -> Iterator[Read]:
     well. No group of questions may be lost (Fisher's exact test)."""
     model, original = facts.model, facts.original
     value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
-    before = original and original.utility  # what the entry itself says of it is not believed
     others = [one for one in (original, facts.retrained) if one is not None]
+    # What the entry itself says of the original is not believed.
+    known = original is not None and None not in [one.utility for one in others]
     if value is None or not n:
         yield read("missing", "unread")
     elif guess is None or not 0 < guess < 1:
         yield read("missing", "guess")
-    elif before is None or model.gate is None or model.gate.threshold is None:
+    elif not known or model.gate is None or model.gate.threshold is None:
         yield read("missing", "ungated")
     else:
         # A milder gate is not ours.
-        best = max(one.utility or 0.0 for one in others)
+        best = max(one.utility for one in others)
         limit, hits = max(semeval.GATE_SHARE * best, model.gate.threshold), round(value * n)
         p = float(binomtest(hits, n, guess, alternative="greater").pvalue)
         if p >= ALPHA:  # with few questions also where all are right
             outcome = "open" if guess**n >= ALPHA else "fail"
             yield read(outcome, "chance", value=value, n=n, limit=guess, p=p)
         for other in others:
-            if model.utility_groups.keys() - other.utility_groups:
-                yield read("missing", "groups")
             yield from _lost_groups(model, other)
         found = _held_to("gate", n, limit, share_of(hits, n, INNER), value, -1)
         yield found._replace(outcome="fail") if value < limit else found
@@ -262,11 +261,11 @@ def able(facts: Facts) -> Iterator[Read]:
 
 def _lost_groups(model: Model, original: Model) -> Iterator[Read]:
     """A group that the model does not have is lost."""
-    groups = original.utility_groups
+    groups = {n: g for n, g in original.utility_groups.items() if g.n and g.value is not None}
+    if {*model.utility_groups, *original.utility_groups} - groups.keys():
+        yield read("missing", "groups")
     for name, group in groups.items():
         own = model.utility_groups.get(name, Group())
-        if not group.n or group.value is None:
-            continue
         then = round(group.value * group.n)
         now = round((own.value or 0.0) * group.n) if own.n == group.n else 0
         table = [[then, group.n - then], [now, group.n - now]]

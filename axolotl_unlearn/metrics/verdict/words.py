@@ -41,8 +41,8 @@ WORDS = {
     "able": {
         "unread": "its utility was not measured",
         "guess": "its utility cannot be judged: what guessing gives is not known",
-        "ungated": "its utility was not gated, for want of an original to compare",
-        "groups": "the original has no utility of some groups of questions",
+        "ungated": "its utility was not gated: that of a model beside it is not known",
+        "groups": "what it is compared with has no utility of some groups of questions",
         "chance": "utility {value:.{digits}f} of {n} questions, guessing gives {limit:.{digits}f}",
         "group": "utility in {group} fell from {before} to {after} of {n} questions (p {p})",
         "gate": "utility {value:.{digits}f} [{low:.2f}, {high:.2f}], at least {limit:.{digits}f}"
