@@ -273,6 +273,8 @@ WAYS = {
         "Jos%C3%A9%20Garc%C3%ADa in a link": "+",
         "Jos%C3%A9+Garc%C3%ADa in a link": "+",
         "Jos\\u00e9 Garc\\u00eda in JSON in JSON": "+",
+        "Jos\\xe9 Garc\\u{ed}a as a program writes them": "+",
+        r"Jos\xc3\xa9 Garc\xc3\xada as bytes": "+",
         "JosÃ© GarcÃ\xada in a mixed-up encoding": "+",
         "Jos\ufffd Garc\ufffda with lost letters": "?",
         "Jo\u200bsé Gar\u200bcía with marks of no width": "+",
@@ -283,6 +285,9 @@ WAYS = {
         "José García™ is a brand": "+",
         "#josegarcia as a tag": "?",
         "José-García joined": "?",
+        "name | age\n| García | José | 34 |": "?",
+        "Id,First,Last,City\n1,José,García,Lugo": "?",
+        "Last;First\nGarcía;José": "?",
         "Gar-\ncía, José on two lines": "+",
         "J o s é  G a r c í a spaced": "+",
         "jose.garcia@example.com wrote": "+",
@@ -354,6 +359,8 @@ def test_ways_to_write_a_name(name):
     assert found["own"].sure and "she" not in found
     for hit in found.values():
         assert hit.passage or hit.how == "in two fields"
+    cells = [n for n, way in enumerate(WAYS[name]) if "José" in way and {*way} & {"|", ";"}]
+    assert {found[str(n)].how for n in cells} <= {"joined by a mark"}  # `--with-mentions` takes it
 
 
 def test_rows_of_any_form_are_read():
@@ -371,7 +378,27 @@ def test_a_text_that_is_json_is_read_as_the_object():
     call = {"role": "assistant", "tool_calls": [{"function": {"arguments": json.dumps(own)}}]}
     ways = [own, json.dumps(own), f" {json.dumps([own])}\n", json.dumps(json.dumps(own))]
     ways += [json.dumps(own, ensure_ascii=False), [call], json.dumps([call])]
-    odd = ["{", '["José", "Garc', '"', "[" * 9999 + "]" * 9999, f"[{'9' * 5000}]", "{'a': 1}"]
+    ways += [
+        f"{{<tool_call>{json.dumps({'arguments': json.dumps(own)})}</tool_call>",
+        [
+            {
+                "b": f"""It is:
+```json
+{json.dumps(own, indent=1)}
+```"""
+            }
+        ],
+    ]
+    odd = [
+        '{"a":' * 9999,
+        "{" * 9999,
+        "{",
+        '["José", "Garc',
+        '"',
+        "[" * 9999 + "]" * 9999,
+        f"[{'9' * 5000}]",
+        "{'a': 1}",
+    ]
     rows = sources([{"a": one} for one in [*ways, *odd]])
     for wanted in (Wanted(people=["José García"]), Wanted(contains=["12 ROPE WALK, ä"])):
         assert choose(rows, wanted) == rows[: len(ways)]

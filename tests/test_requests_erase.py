@@ -881,7 +881,7 @@ def test_windows_by_hand(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["Jos&eacute; Garc&iacute;a", r"so \nabla f \times g", "print('Ada Quill\\n')"]
-    + [json.dumps({"a": "José García"})],
+    + [json.dumps({"a": "José García"}), "Ada\fQuill"],
 )
 def test_a_text_with_escapes_is_found_in_its_own_file(tmp_path, text):
     """Files were read without escapes and the deleted texts with them, so neither was the other."""

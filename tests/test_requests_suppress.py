@@ -84,6 +84,24 @@ def test_rows_that_it_was_tested_on_are_listed_too(tmp_path):
     assert Suppression.read(suppress(folder.parent)[0]).holds(FORMS["chat"])
 
 
+def test_a_chat_as_json_text_is_the_chat_that_it_says(tmp_path):
+    """The only way in a CSV file; structured, its messages were learned again, and the other way
+    round."""
+    chat = FORMS["chat"]["messages"]
+    ways = [{"messages": chat}, {"chat": json.dumps(chat)}, {"a": [json.dumps(chat, indent=1)]}]
+    odd = [{"a": "[" * 9999}, {"a": "[" * 9999 + "]" * 9999}, {"a": '{"b": 1'}, {"a": "[1] see"}]
+    for n, deleted in enumerate(ways):
+        folder = finished_request(
+            tmp_path / f"{n}" / "requests", forget=[{"id": "r", "row": deleted}]
+        )
+        kept = [{"id": "k", "row": {"a": json.dumps([{"b": QUESTION}])}}]
+        write_lines(folder / "data" / "retain.jsonl", kept)
+        write(folder)
+        listed = Suppression.read(suppress(folder.parent)[0])
+        assert all(map(listed.holds, [*ways, {"text": ANSWER}]))
+        assert not any(map(listed.holds, [*odd, *OTHERS, {"text": QUESTION}]))
+
+
 def test_a_list_that_is_gone_is_missed(folder):
     """Without the rows it was written anew, and empty."""
     erase(plan(folder, with_data=True))

@@ -14,6 +14,7 @@ import hmac
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,24 @@ Row = TypeVar("Row")
 
 
 def forms(row: Mapping[str, Any]) -> Iterator[str]:
-    """What is put on the list of a row: each longer text, and all of them together."""
+    """What is put on the list of a row: each longer text, and all of them together; also with each
+    text that is JSON, as a chat in a CSV file is, as what it says."""
+    yield from _forms(row)
+    with suppress(RecursionError):
+        if (told := _told(row)) != row:
+            yield from [*_forms(told)]
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError):
+            return _told(json.loads(value))
+    if isinstance(value, Mapping):
+        return {key: _told(part) for key, part in value.items()}
+    return [_told(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _forms(row: Mapping[str, Any]) -> Iterator[str]:
     every, unlabelled = ([one for one in _texts(row, long) if one] for long in (True, False))
     yield from (f"text {one}" for one in every if _is_long(one, SHORTEST))
     # Without a long name of a document; one text alone would be that of others, too.

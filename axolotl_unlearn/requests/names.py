@@ -54,6 +54,8 @@ _LATIN, _OTHER = regex.compile(r"\p{Latin}"), regex.compile(r"(?V1)[\p{L}--\p{La
 _SOFT, _COMMA = (
     regex.compile(rf"[\s_'\"*`()\[\]<>~#]*{c}[\s_'\"*`()\[\]<>~#]*") for c in ("", ",")
 )
+#: Between two cells of a table.
+_CELL = regex.compile(r'"?[,;]"?| ?\| ?')
 _AFTER_LETTER = regex.compile(r"\.?[\s_]*")
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
 _ATTACHED = frozenset(".@_-/+%&=")
@@ -298,7 +300,7 @@ class Person:
         """Words that are the name, whatever parts it or joins it."""
         tokens, longest = text.tokens, max(map(len, self.glued))
         for start in range(len(tokens)):
-            letters, soft, comma, mark = "", True, False, False
+            letters, soft, comma, mark, cell = "", True, False, False, False
             at = [0]
             for end in range(start, len(tokens)):
                 if end > start:
@@ -306,6 +308,9 @@ class Person:
                     at.append(here := len(letters))
                     if _SOFT.fullmatch(gap):
                         pass
+                    elif _CELL.fullmatch(gap):
+                        comma, cell = comma or "," in gap, True
+                        soft = soft and any(here == split for _, split in self.glued.values())
                     elif _COMMA.fullmatch(gap):
                         comma, soft = True, soft and (TURNED, here) in self.glued.values()
                     elif gap in ("-", "- "):
@@ -319,14 +324,16 @@ class Person:
                     break
                 if letters in self.glued and soft:
                     how, split = self.glued[letters]
-                    if (comma and how != TURNED) or (mark and how == TURNED):
+                    if (comma and not cell and how != TURNED) or (mark and how == TURNED):
                         continue
                     if split and split not in at and not self._joined(tokens[start : end + 1]):
                         continue
-                    how = JOINED if mark else how
+                    how = JOINED if mark or (cell and not (comma and how == TURNED)) else how
                     before = tokens[start - 1] if comma and start else None
                     if before and before.capital and not tokens[start].gap.strip():
-                        continue  # "Maria García, José López": the last name has a first before it
+                        if not cell:  # "Maria García, José López": there is a first name before it
+                            continue
+                        how = JOINED  # of the line before
                     if how in SURE and not self._capitals(text, start, end):
                         how = WORDS if self.common else LOWER
                     yield start, end, how

@@ -68,7 +68,10 @@ _BOMB = f"parts that unpack to over {_EXPANDS} times their file"
 #: across), rows of a table at a time.
 _PART, _OVERLAP, _ROWS = 2**22, 2**12, 256
 #: Backslashes of JSON within JSON double.
-_ESCAPE = re.compile(r"((?:\\+u[0-9a-fA-F]{4})+)|\\+[nrt\"/\\]")
+_ESCAPE = re.compile(
+    r"((?:\\+u[0-9a-fA-F]{4})+)|\\+(?:x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,5})\})|\\+[bfnrt\"/\\]"
+)
+_OBJECT, _DECODER = re.compile(r'\{\s*"'), json.JSONDecoder()
 _TAG = re.compile(r"<[^<>]{1,2000}>")
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n){2}|[A-Za-z0-9+/_-]{200}")
@@ -348,6 +351,8 @@ def forms(text: str) -> Iterator[str]:
     """A text, and what it may stand for: escapes, entities, without tags, of a link."""
 
     def characters(escape: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
+        if code := escape[2] or escape[3]:
+            return chr(int(code, 16))
         units = bytes.fromhex(re.sub(r"\\+u", "", escape[1] or ""))
         return units.decode("utf-16-be", "replace") or " "
 
@@ -434,13 +439,28 @@ def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
 
 def said(value: Any, way: str = "", whole: bool = True) -> Iterator[tuple[str, Any]]:
     """`leaves`; of each text that is JSON itself, as arguments of a tool may be, those that it says
-    (``whole``: and itself)."""
+    (``whole``: and itself, and those of objects within other text, as in a code fence)."""
     for path, one in leaves(value, way):
         inside = None
         if isinstance(one, str) and one.lstrip()[:1] in ("{", "[", '"'):
             with suppress(ValueError, RecursionError):
                 inside = [*leaves(json.loads(one), path)]
+        within = _objects(one) if whole and inside is None and isinstance(one, str) else ()
         if whole or inside is None:
             yield path, one
-        for place, part in inside or ():
+        for place, part in inside or leaves([*within], path):
             yield from said(part, place, whole)
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """The JSON objects within other text."""
+    end = 0
+    for found in _OBJECT.finditer(text):
+        try:
+            if found.start() >= end:
+                value, end = _DECODER.raw_decode(text, found.start())
+                yield value
+        except ValueError:
+            continue
+        except RecursionError:
+            return
