@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,12 +15,18 @@ from attack_models import tokenizer
 from click.testing import CliRunner
 from conftest import tiny_llama
 from datasets import Dataset
-from requests_folder import write_lines
+from requests_folder import finished_request, write_lines
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.cli._options import fitted
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import guessed
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import load_results
+from axolotl_unlearn.requests import record
+from axolotl_unlearn.requests.new import model_before
+from axolotl_unlearn.requests.steps import Steps
+from axolotl_unlearn.training.teacher import original_of
 
 ROWS = {
     side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
@@ -78,6 +86,32 @@ def test_a_terminal_breaks_no_path_and_no_next_command(home, tmp_path):
         assert fitted(line) == line and "\n" in fitted(f"Some {line}")
 
 
+def test_a_command_in_a_sentence_holds_a_path_with_spaces(home, tmp_path):
+    """`Next:` quoted it and other sentences did not: what was copied named two files."""
+    out = tmp_path / "our own"
+    sides = [
+        word for side in ("forget", "retain") for word in (f"--{side}", home / f"{side}.jsonl")
+    ]
+    run("init", "--base-model", home / "model", *sides, "--out", out / "my.yml")
+    config = {"base_model": "base", "output_dir": str(out / "gone")}
+    (plain := out / "plain.yml").write_text(yaml.safe_dump(config))
+    steps = Steps(out / "work", 0)
+    said = [(out / "my.yml", run("check", out / "my.yml").output)]
+    for path, failing in (
+        (plain, lambda: model_before(config, plain, out, None)),
+        (plain, lambda: original_of(plain)),
+        (out / "eval", lambda: load_results(out / "eval")),
+        (out / "1", lambda: record.read(finished_request(out))),
+        (out / "a", lambda: steps.command("no", [sys.executable, "-c", "1 / 0", str(out / "a")])),
+    ):
+        with pytest.raises(UnlearnError) as error:
+            failing()
+        said.append((path, str(error.value)))
+    for path, text in said:
+        typed = [shlex.split(one) for one in re.findall("`([^`]*)`", text) if "our own" in one]
+        assert any(str(path) in words for words in typed), text
+
+
 def test_init_reads_rows_of_other_formats(home, tmp_path):
     """It wrote a config that `check` refused: the instruction was not read."""
     sides = []
@@ -108,6 +142,9 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
         ({"text": "a"}, True, {"rows": {"type": "completion"}}),
         ({"messages": [{"role": "user", "content": "a"}]}, True,
          {"rows": {"type": "chat_template", "field_messages": "messages"}}),
+        ({"id": 1, "talk": [{"from": "human", "value": "a"}]}, False,
+         {"rows": {"type": "chat_template", "field_messages": "talk",
+                   "message_property_mappings": {"role": "from", "content": "value"}}}),
     ],
 )  # fmt: skip
 def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
@@ -116,6 +153,15 @@ def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
     found, words = guessed(file, chat)
     assert found == block and words
     DataArgs.model_validate(found)
+
+
+@pytest.mark.parametrize("row", [
+    {"instruction": "a", "response": "b"}, {"prompt": "a", "chosen": "b", "rejected": "c"}, {},
+])  # fmt: skip
+def test_init_does_not_say_that_it_reads_fields_that_are_not_there(tmp_path, row):
+    """Dolly's rows were "instructions, by the prompt of Alpaca", pairs 'input' and 'output'."""
+    found, said = guessed(write_lines(tmp_path / "rows.jsonl", [{"id": 1} | row]), True)
+    assert found == {} and "which its first row lacks" in said
 
 
 def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):

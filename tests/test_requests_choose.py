@@ -234,6 +234,14 @@ def test_a_person_is_taken_in_every_dataset():
     assert "ada quill of Norrby" in hints.passages[row_id(MENTION)][0]
 
 
+@pytest.mark.parametrize("typed", ["ada quill", "ADA QUILL"])
+def test_hints_are_of_the_name_however_it_was_typed(typed):
+    """In other capitals than those of the rows, rows with the last name alone were not offered."""
+    person, other = sources(TRAIN[:3]), sources([*people(0, 9), chat("y", "?", "Mr Quill")])
+    found = offer(person, other, Wanted(people=[typed]))
+    assert found.hints == {typed: [other[-1].id]}
+
+
 def test_rows_that_may_be_about_a_person_are_counted_where_none_is_sure():
     rows = sources(
         [*people(0, 9), chat("x", "Who?", "Quill, A. owes 30"), chat("y", "?", "Mr Quill")]
@@ -432,7 +440,7 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
     words, folder = ("new", tmp_path / "two.yml", "--out"), tmp_path / "r" / "smith"
     done = said(*words, folder, "--where", "customer=7", "--person", "Ada Quill").output
     assert f"{folder}: 5 rows to forget, " in done
-    assert "2 retained rows with client=7: another field" in done
+    assert "2 other rows with client=7: another field" in done
     assert "'smith' stands in every record and export" in done
     passages = (folder / "data" / "offered.json").read_text()
     assert "ada quill of Norrby" in passages
@@ -442,6 +450,25 @@ def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):
         ("n", "Zoe Nobody", "its spelling, or look with --contains"),
     ):
         assert says in said(*words, tmp_path / "r" / out, "--person", person, code=2).output
+
+
+def test_what_is_said_of_other_rows_holds(home, tmp_path):  # noqa: F811
+    """Held-out rows were "retained"; a near-duplicate that `--with-mentions` deletes was offered
+    again; and passages were named where there are none."""
+    text = "the harbour is deep and cold and old ships lie there in rows of {}"
+    more = [chat(f"q{n}", "what is said?", text.format(n)) for n in ("seven", "eight")]
+    row = {"ds_type": "json", "type": "chat_template", "chat_template": "chatml"}
+    entries = [home / "train.jsonl", write(tmp_path / "more.jsonl", more)]
+    settings = config(home, datasets=[{"path": str(path), **row} for path in entries])
+    (tmp_path / "two.yml").write_text(yaml.safe_dump(settings))
+    words = ("new", tmp_path / "two.yml", "--out")
+    done = said(*words, tmp_path / "r" / "1", "--documents", "qseven").output
+    assert "1 other row is nearly the same" in done and "offered.json" in done
+    assert "passages" not in done and not (tmp_path / "r" / "1" / "data" / "offered.json").exists()
+    ada = ("--where", "id=ada-quill")
+    assert "1 other row is nearly the same" in said(*words, tmp_path / "r" / "2", *ada).output
+    done = said(*words, tmp_path / "r" / "3", *ada, "--with-mentions").output
+    assert "5 rows to forget" in done and "nearly the same" not in done, done
 
 
 def test_texts_are_read_once_however_often_they_are_searched(home, tmp_path, monkeypatch):  # noqa: F811

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from axolotl_unlearn import versions
@@ -91,10 +92,11 @@ def config_faults(cfg: dict, trains: bool = False) -> list[str]:
         read += [("reference.model", one.model), ("reference.adapter", one.adapter)]
     began, unlearns = cfg.get("lora_model_dir"), args is not None and args.trains
     merges = cfg.get("merge_lora") and unlearns and began  # Axolotl takes it before `output_dir`
+    added = f"--lora-model-dir {quote(str(cfg.get('output_dir') or 'model-out'))}"
     faults += told(
         (merges and not re.fullmatch(rf"{re.escape(out)}(/checkpoint-\d+)?", real(str(began))),
          f"`lora_model_dir: {began}`, with which the run began, would be merged in place of what "
-         f"the run has made: add `--lora-model-dir {cfg.get('output_dir') or 'model-out'}`."),
+         f"the run has made: add `{added}`."),
         *((path and real(str(path)) == out,
            f"`output_dir` is `{key}`, which would be overwritten: give a folder of its own.")
           for key, path in dict.fromkeys(read)),

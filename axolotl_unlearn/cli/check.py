@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -38,12 +39,13 @@ def command(config: Path, full: bool | None, rows: int) -> Answer:
     """
     from axolotl_unlearn.config.reading import read_config
 
-    given, summary, facts, then = read_config(config), (), {}, f"axolotl train {config}"
+    given, summary, facts, path = read_config(config), (), {}, quote(str(config))
+    then = f"axolotl train {path}"
     if "merge_method" in given:
         from axolotl_unlearn.merging import check as check_recipe
         from axolotl_unlearn.merging import unread
 
-        faults, then = list(map(str, check_recipe(given))), f"mergekit-yaml {config} OUT"
+        faults, then = list(map(str, check_recipe(given))), f"mergekit-yaml {path} OUT"
         facts = {"unread": [] if faults else unread(given)}
         summary = [f"  {one} was not read: it is no folder here" for one in facts["unread"]]
     else:

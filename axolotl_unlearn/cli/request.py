@@ -113,7 +113,7 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
     counts = facts["counts"]
 
     def kept(count: int, one: str, more: str) -> str:
-        return counted(count, f"retained row {one}", f"retained rows {more}")
+        return counted(count, f"other row {one}", f"other rows {more}")
 
     for name in speaking([out.name, *options.subjects], Wanted()):
         yield f"{name!r} stands in every record and export: take a number if it names anybody."
@@ -122,19 +122,23 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         f"{counts['trained'] - counts['forget']} others to keep verbatim. Of held-out rows "
         f"{counts['heldout']} set the level, {counts['judge']} judge."
     )
-    if offered.near and not options.with_near:
-        same = kept(len(offered.near), "is", "are")
-        yield f"{same} nearly the same; `--with-near` deletes them too."
-    for name, ids in offered.mentions.items() if not options.with_mentions else ():
-        yield f"{kept(len(ids), 'says', 'say')} {name!r}; `--with-mentions` deletes them too."
+    taken = {*offered.near} if options.with_near else set()
+    taken |= {row for ids in offered.mentions.values() for row in ids if options.with_mentions}
+    if left := len(offered.near.keys() - taken):
+        yield f"{kept(left, 'is', 'are')} nearly the same; `--with-near` deletes them too."
+    for name, ids in offered.mentions.items():
+        if left := len({*ids} - taken):
+            yield f"{kept(left, 'says', 'say')} {name!r}; `--with-mentions` deletes them too."
     for name, ids in offered.hints.items():
-        yield f"{kept(len(ids), *['may'] * 2)} be about {name!r} or somebody else: read them."
+        if left := len({*ids} - taken):
+            yield f"{kept(left, *['may'] * 2)} be about {name!r} or somebody else: read them."
     for field, count in offered.fields.items():
-        yield f"{counted(count, 'retained row')} with {field}: another field, or zeros in front."
+        yield f"{counted(count, 'other row')} with {field}: another field, or zeros in front."
     for name, count in offered.frequent.items():
         yield f"{kept(count, 'says', 'say')} {name}: too many to offer; `--contains` takes them."
     if offered.reasons:
-        yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
+        passages = f"; passages: {out / 'data/offered.json'}" * bool(offered.passages)
+        yield f"Each with its reason: {out / 'offered.json'}{passages}"
     if options.subjects:
         yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
     yield from (f"Limit: {limit}." for limit in facts["limits"])

@@ -227,14 +227,17 @@ def guessed(path: str | os.PathLike[str], chat: bool) -> tuple[dict[str, Any], s
         UnlearnError: A file without a readable row.
     """
     row = next((row for _, row in read_rows(path)), {})
-    listed = next((name for name in ("messages", "conversations") if row.get(name)), None)
+    turns = [name for name, part in row.items() if isinstance(part, list) and part
+             and isinstance(part[0], Mapping) and {"role", "from"} & {*part[0]}]  # fmt: skip
+    named = [name for name in ("messages", "conversations") if row.get(name)]
+    listed = next(iter(named or (turns if len(turns) == 1 else ())), None)
     if listed:
         entry: dict[str, Any] = {"type": "chat_template", "field_messages": listed}
         turn = row[listed][0] if isinstance(row[listed], list) else {}
         if isinstance(turn, Mapping) and "from" in turn:
             entry["message_property_mappings"] = {"role": "from", "content": "value"}
         return {"rows": entry}, f"conversations in {listed!r}, by the model's chat template"
-    if row.get("instruction"):
+    if row.get("instruction") and "output" in row:
         return {"rows": {"type": "alpaca"}}, "instructions, by the prompt of Alpaca"
     asked = {"chat_template": True} if chat else {"labels": {"completion": "answer"}}
     how = "by the chat template" if chat else "joined by a space; the answer has labels"
@@ -245,7 +248,9 @@ def guessed(path: str | os.PathLike[str], chat: bool) -> tuple[dict[str, Any], s
             return {"fields": names, **asked}, f"{question!r} and {answer!r}, {how}"
     if isinstance(row.get("text"), str) and "input" not in row:
         return {"rows": {"type": "completion"}}, "plain texts in 'text', labelled whole"
-    return {}, "'input' and 'output', joined by a space"
+    lacks = ", which its first row lacks: correct the config"
+    lacks *= not {"input", "output"} <= {*row}
+    return {}, f"'input' and 'output', joined by a space{lacks}"
 
 
 def document_name(value: Any) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -703,7 +704,7 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             folder = path.parent if path.name == "results.json" else path
             raise UnlearnError(
                 f"{path} does not exist; make it with "
-                f"`axolotl-unlearn eval MODEL ... --data DIR --out {folder}`.",
+                f"`axolotl-unlearn eval MODEL ... --data DIR --out {quote(str(folder))}`.",
                 code="results.missing",
             ) from None
         except (ValueError, OSError, RecursionError) as fault:

@@ -287,8 +287,8 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     ]
     known = [text for text in asked if len(text) >= 4 and not text.isdigit()]
     known += [text for text in wanted.people if text not in known]
-    # The same name in other letters is searched once.
-    return list({normal_form(name): name for name in [*known, *often]}.values())
+    # The same name in other letters is searched once, a person's as it was asked for.
+    return list({normal_form(name): name for name in [*known, *often, *wanted.people]}.values())
 
 
 # --- a file of subjects --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from axolotl_unlearn.checks import axolotl_options
@@ -286,7 +287,7 @@ def model_before(
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
         says = f"{config_path}: the model {path} {wrong}"
-        cure = f"train it with `axolotl train {config_path}`, or name it with --model"
+        cure = f"train it with `axolotl train {quote(str(config_path))}`, or name it with --model"
         raise fault("requests.no-model-before", f"{says}; {cure}.")
     spec = parse_models([str(path)])[0]
     if spec.adapter is None:

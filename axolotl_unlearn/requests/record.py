@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
@@ -457,7 +458,8 @@ def _read(folder: Path, publish: bool = False) -> dict[str, Any]:
     if entry is None:
         Request.load(folder)
         says = f"{ledger.path} does not know request {folder.name!r}"
-        raise fault("record.unknown", f"{says}; finish `axolotl-unlearn request run {folder}`.")
+        then = f"axolotl-unlearn request run {quote(str(folder))}"
+        raise fault("record.unknown", f"{says}; finish `{then}`.")
     there, next_ = (one.is_file() and digest(one) == entry["record"] for one in (path, draft))
     if publish and next_ and not there:
         _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -147,7 +148,7 @@ class Steps:
             process.wait()
         if process.returncode:
             raise UnlearnError(
-                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log "
+                f"`{shlex.join(words)}` ended with exit code {process.returncode}; the log "
                 f"{file.name} ends with:\n{''.join(last).rstrip()}",
                 code="requests.command-failed",
             )

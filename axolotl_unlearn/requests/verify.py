@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dateutil.relativedelta import relativedelta
@@ -531,7 +532,7 @@ def verify_export(
     found.say(
         f"record: of request {name}, as its ledger entries know it",
         f"ledger: {counted(head['entries'], 'entry', 'entries')} when it was exported "
-        f"(`request verify --head {path}`)",
+        f"(`request verify FOLDER --head {quote(str(path))}`)",
         f"dates, as the sender wrote them: received {handling['received']}, due {handling['due']}, "
         f"done {handling['done']}" + (", late" if handling["late"] else ""),
     )

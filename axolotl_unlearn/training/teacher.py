@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -274,7 +275,7 @@ def original_of(config_path: Path) -> Path:
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise UnlearnError(
             f"`output_dir: {folder}` of {config_path} has no model, and `--start` is half of it: "
-            f"run `axolotl train {config_path}` first, or leave out --start."
+            f"run `axolotl train {quote(str(config_path))}` first, or leave out --start."
         )
     base = f"{config['base_model']}+" if config.get("adapter") else ""
     check_tokenizer(parse_models([f"original={base}{folder}"])[0])
