@@ -308,6 +308,14 @@ def test_what_runs_where_names_its_tests():
     assert len(named) > 20 and all(f"def {test}(" in text(ROOT / file) for file, test in named)
 
 
+def test_tests_that_a_page_names_are_there():
+    files = [*ROOT.glob("tests/*.py"), *ROOT.glob("research/tests/*.py")]
+    known = {"test_datasets", *(path.stem for path in files)}
+    known.update(*(re.findall(r"def (test_\w+)\(", text(path)) for path in files))
+    named = {(page.name, one) for page in PAGES for one in re.findall(r"`(test_\w+)`", text(page))}
+    assert {(page, one) for page, one in named if one not in known} == set()
+
+
 def test_no_path_of_one_machine_in_tracked_files():
     done = subprocess.run(
         ["git", "grep", "-nIE", r"(^|[^A-Za-z0-9_.])/(work|farm|root|home)/", "--", "."],

@@ -27,6 +27,15 @@ def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(t.ppf(0.975, len(values) - 1)) * error
 
 
+def smallest_difference(values: Sequence[float]) -> float:
+    """From which mean on a t-test (5 %) of so many seeds, scattered like these, finds it in 4 of 5."""
+    from scipy.special import nctdtrinc, stdtrit
+
+    free = len(values) - 1
+    shift = nctdtrinc(free, 0.2, stdtrit(free, 0.975))
+    return float(shift) * statistics.stdev(values) / math.sqrt(len(values))
+
+
 def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
     mean, half = value
     shown = f"{mean:+.3f}" if sign else f"{mean:.3f}"

@@ -23,7 +23,6 @@ import json
 import os
 import random
 import shutil
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,7 +35,12 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.results import Attack, read
 from axolotl_unlearn.metrics.verdict import criteria, judged
-from research.analysis.seeds import facts, interval_over_seeds, with_half_width
+from research.analysis.seeds import (
+    facts,
+    interval_over_seeds,
+    smallest_difference,
+    with_half_width,
+)
 from research.harness import import_libraries
 from research.runs import KEEP, NPO, ROOT, Runs, in_parallel
 from research.worlds import lume
@@ -307,7 +311,7 @@ def tables(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> dic
         for other in ("single", "retrained")
     }
     shown = [[n, mean(found, True), f"{sum(one > 0 for one in found)} of {len(found)}",
-              f"{2.8 * statistics.stdev(found) / len(found) ** 0.5:.3f}" if len(found) > 1 else ""]
+              f"{smallest_difference(found):.3f}" if len(found) > 1 else ""]
              for n, found in gaps.items() if found]  # fmt: skip
     head = ["first and second", "difference in Aggregate", "above in", "detectable in 4 of 5"]
     return {
