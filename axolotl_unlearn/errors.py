@@ -31,6 +31,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printed(error: object) -> str:
+    """An error as it is printed: its own lines, each `plain`."""
+    return "\n".join(map(plain, str(error).split("\n")))
+
+
 def counted(count: int, one: str, more: str = "") -> str:
     """``1 row``, ``2 rows``."""
     return f"{count} {one if count == 1 else more or one + 's'}"
@@ -42,7 +47,7 @@ def exit_with_sentence() -> Iterator[None]:
     try:
         yield
     except UnlearnError as error:
-        print(f"\nError: {error}\n", file=sys.stderr, flush=True)
+        print(f"\nError: {printed(error)}\n", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 
@@ -57,7 +62,7 @@ def show_as_sentences() -> None:
 
     def hook(kind, error, trace) -> None:
         if issubclass(kind, UnlearnError):
-            print(f"\nError: {error}\n", file=sys.stderr, flush=True)
+            print(f"\nError: {printed(error)}\n", file=sys.stderr, flush=True)
         else:
             before(kind, error, trace)
 

@@ -39,8 +39,9 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
         if private and not path.parent.exists():
             private_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)  # of a kill, for others to read; or a link that leads away
         if private:
-            draft.touch(0o600)
+            draft.touch(0o600, exist_ok=False)
         yield draft
         _to_disk(draft)
         draft.replace(path)

@@ -186,7 +186,7 @@ def lacking(folder: Path) -> tuple[str, str] | None:
     """What keeps a folder from being a full model, as a code and half a sentence."""
     if folder.is_file():
         return "is-a-file", "is a file; name the model's folder"
-    weights = [path.name for pattern in _WEIGHTS for path in folder.glob(pattern)]
+    weights = [p.name for pattern in _WEIGHTS for p in folder.glob(pattern) if p.is_file()]
     # Axolotl saves the base's config.json beside an adapter: only the weights tell them apart.
     full = any(not name.startswith("adapter_") for name in weights)
     if (folder / ADAPTER_CONFIG).is_file() and not full:

@@ -6,6 +6,7 @@ of calls. So a result is found again by whoever asks the same, and nobody else.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import zlib
@@ -40,7 +41,9 @@ def versions() -> dict[str, str]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file. Raises OSError: It is a pipe or a device, which would be read for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

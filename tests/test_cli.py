@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -18,10 +20,12 @@ from datasets import Dataset
 from requests_folder import finished_request, write_lines
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.cli._options import fitted
+from axolotl_unlearn.cli._options import fitted, show
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import guessed
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sentences
+from axolotl_unlearn.evaluation import known
+from axolotl_unlearn.evaluation.measure import ProgressBars
 from axolotl_unlearn.metrics.results import load_results
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.new import model_before
@@ -286,3 +290,45 @@ def test_a_reader_that_goes_is_no_fault(arguments, read):
     run.wait(60)
     run.stderr.close()
     assert said == "" and run.returncode in (0, 1)
+
+
+#: A terminal would set its title, and write the rest over the line.
+STRANGE = "\x1b]0;title\x07[/b][bold]:smile:\r"
+
+
+def test_what_a_folder_says_forges_no_line_of_an_error(tmp_path, capsys, monkeypatch):
+    """Lines of what was found were shown as text, errors were not: the base that an adapter names,
+    faults of `check`, errors of a training."""
+    place = json.dumps(f"./{STRANGE}")
+    (adapter := tmp_path / "adapter").mkdir()
+    (adapter / "adapter_config.json").write_text(f'{{"base_model_name_or_path": {place}}}')
+    (adapter / "adapter_model.safetensors").touch()
+    (recipe := tmp_path / "recipe.yml").write_text(
+        f"merge_method: linear\ndtype: float32\nbase_model: {place}\nmodels: [{{model: {place}}}]"
+    )
+    for words in (["eval", adapter, "--data", "examples/demo"], ["check", recipe]):
+        said = run(*words)
+        assert said.exit_code == 2 and "title" in said.output, said.output
+        assert said.output.replace("\n", "").isprintable(), said.output
+    with pytest.raises(SystemExit), exit_with_sentence():
+        raise UnlearnError(STRANGE)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    show_as_sentences()
+    sys.excepthook(UnlearnError, UnlearnError(STRANGE), None)
+    said = capsys.readouterr().err.replace("\n", "")
+    assert said.count("title") == 2 and said.isprintable()
+
+
+def test_a_name_with_brackets_is_no_markup_of_a_table(capsys):
+    """It ended what had been measured with a MarkupError, or was not shown."""
+    line = dict.fromkeys(("said", "answers", "words", "of", "tokens", "p"), 1)
+    line |= {"document": STRANGE, "reading": "said", "not_measured": {}}
+    counts = {"said": 1, "nothing found": 0}
+    found = {"model": STRANGE, "documents": [line], "counts": counts, "held_out": None}
+    show(*known.shown(Path("out"), found))
+    bars = ProgressBars(True)
+    with bars.progress, bars.bar(STRANGE, 1):
+        bars.note(STRANGE)
+    said, shown = capsys.readouterr()
+    assert said.replace("\n", "").isprintable() and "\x1b]" not in shown and "\r\n" not in shown
+    assert said.count("[/b]") == 3 and ":smile:" in said and shown.count("[/b][bold]:smile:") >= 2

@@ -151,6 +151,29 @@ def test_what_the_page_says_of_a_server(monkeypatch):
     assert {*keys} == {"Bearer secret"} and max(most) == 1
 
 
+def test_an_answer_without_end_ends_and_a_password_is_nobodys(monkeypatch):
+    """It filled the memory, or one byte a minute was waited for for ever; each sentence of a
+    server told the password of its address, also in the log of a CI."""
+    ends, client = iter([50, 10**9, 10**9, 50]), httpx.Client
+
+    def answer(request):
+        if number := next(ends, 0):  # blanks before a value are JSON
+            return httpx.Response(200, content=(time.sleep(0.01) or b" " for _ in range(number)))
+        return httpx.Response(404)
+
+    monkeypatch.setattr(httpx, "Client", lambda **how: client(
+        transport=httpx.MockTransport(answer), **how
+    ))  # fmt: skip
+    monkeypatch.setattr(served.random, "uniform", lambda *_: 0.0)  # waits between tries
+    monkeypatch.setattr(served, "LARGEST", 100)
+    for seconds in ("60", "0.1"):
+        monkeypatch.setenv(served.SECONDS, seconds)
+        with fails("served.no-answer") as caught:
+            Served("http://me:secret@host/v1")
+        assert "http://host/v1/models" in str(caught.value)
+    assert next(ends, None) is None
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])
 def test_nobody_there_is_one_sentence(url, monkeypatch, tmp_path):
     monkeypatch.setattr(served, "TRIES", 2)

@@ -14,11 +14,14 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from fault_codes import fails
 
 from axolotl_unlearn import cli, files
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.store import Store
+from axolotl_unlearn.evaluation.canaries import draw
+from axolotl_unlearn.models import parse_models
+from axolotl_unlearn.store import Store, digest, file_digest
 
 OLD, NEW = "the file of before\n", "the file of now " * 5000
 
@@ -149,6 +152,42 @@ def test_private_is_private(tmp_path):
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}
     assert modes == {"own": 0o700, "a.json": 0o600, "b.json": 0o644}
+
+
+def test_what_is_in_the_place_of_a_draft_is_not_written_through(tmp_path):
+    """Of a killed command with the same number it was open to others; a folder of somebody else's
+    may have a link for every number, which led away."""
+    draft = tmp_path / f"a.json.{os.getpid()}.tmp"
+    (outside := tmp_path / "outside").write_text(OLD)
+    for private in (True, False):
+        for put in (draft.symlink_to, draft.hardlink_to, lambda _: draft.touch(0o644)):
+            put(outside)
+            made = files.write(tmp_path / "a.json", NEW, private=private)
+            assert outside.read_text() == OLD and made.read_text() == NEW
+            assert not private or stat.S_IMODE(made.stat().st_mode) == 0o600
+            assert not made.is_symlink() and made.stat().st_nlink == 1
+
+
+def test_in_a_folder_that_is_there_files_with_texts_are_private_too(tmp_path):
+    """Coins and their rows, and rows of an evaluation that was stopped."""
+    files.write_lines(rows := tmp_path / "rows.jsonl", [{"text": f"row {n}"} for n in range(60)])
+    (out := tmp_path / "out").mkdir(0o755)
+    draw(rows, out)
+    Cache(out).add_rows("key", [{"key": 0}])
+    assert len({*out.iterdir()}) == 4
+    assert {stat.S_IMODE(one.stat().st_mode) for one in out.iterdir()} == {0o600}
+
+
+def test_a_pipe_is_waited_for_nowhere(tmp_path):
+    os.mkfifo(pipe := tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    (endless := tmp_path / "endless").symlink_to("/dev/zero")
+    for read in (digest, file_digest):
+        for path in (pipe, endless):
+            with pytest.raises(OSError, match="it is no file"):
+                read(path)
+    with fails("models.no-weights"):
+        parse_models([str(tmp_path)])
 
 
 def test_no_writer_of_the_package_goes_around():

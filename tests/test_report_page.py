@@ -278,8 +278,9 @@ def test_every_plot_has_alt_text_and_finite_coordinates(whole):
 
 def test_texts_appear_only_when_the_audit_carries_them(whole, tmp_path):
     assert SECRET not in whole.read_text()
-    page = everything(tmp_path, audit=audit_with_text()).read_text()
-    assert page.count(SECRET) == 1
+    written = everything(tmp_path, audit=audit_with_text())
+    page = written.read_text()
+    assert page.count(SECRET) == 1 and written.stat().st_mode & 0o777 == 0o600
     assert "&lt;nobody&gt;" in page and "<nobody>" not in page
 
 

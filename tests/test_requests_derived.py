@@ -154,10 +154,12 @@ def bomb(folder, kind: str) -> None:
     elif kind == "header":
         (folder / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
     else:
-        os.mkfifo(folder / "model.safetensors")
+        pipe = folder / {"pipe": "", "pipe below": "shard-0"}[kind] / "adapter_model.safetensors"
+        pipe.parent.mkdir(exist_ok=True)
+        os.mkfifo(pipe)
 
 
-BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe")
+BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe", "pipe below")
 #: A text or tensor is not parsed, so its depth costs nothing: it names no model.
 HARMLESS = {"aliases", "itself", "brackets", "header"}
 

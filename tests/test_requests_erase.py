@@ -712,6 +712,27 @@ def test_erase_never_removes_a_foreign_file(home, text):
     assert all(map(os.path.lexists, foreign))
 
 
+def test_beside_requests_in_the_working_folder_nothing_is_theirs(tmp_path, monkeypatch):
+    """`request new --out 1`: the output folder went whole, and of the data was said "remove its
+    folder"."""
+    monkeypatch.chdir(tmp_path)
+    no_caches(monkeypatch, tmp_path)
+    model_folder(Path("base"))
+    old = adapter_folder(Path("out/tuned"), Path("base"))
+    kept = [old / "thesis.txt", write_lines(Path("data/raw/train.jsonl"), [{"text": SECRET}])]
+    kept[0].write_text("nothing about anybody")
+    for number, outputs in enumerate(({}, {"output_dir": str(old)}), start=1):
+        before = {"model": "base", "adapter": str(old)}
+        write(folder := finished_request(Path(), str(number), before, outputs=outputs))
+        planned = plan(folder)
+        listed = {item.path.resolve(): item.why for item in planned.items}
+        why = listed[tmp_path / old / "adapter_model.safetensors"]
+        assert (why is None) == bool(outputs) and tmp_path / kept[1] not in listed
+        erase(planned)
+    assert all(path.exists() for path in kept) and not any(old.glob("*.safetensors"))
+    assert {entry["request"] for entry in Ledger(".").entries()} == {"1", "2"}
+
+
 def test_a_model_that_the_new_one_stands_on_stays(home):
     """The user tuned a full model into out/full, and the request made an adapter on top of it."""
     full = model_folder(Path("out/full"), b"tuned in full")

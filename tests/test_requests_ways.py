@@ -29,6 +29,7 @@ from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import bound
 from axolotl_unlearn.requests import request as request_module
+from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options
@@ -158,11 +159,15 @@ def test_rows_that_a_training_would_read_otherwise_end_in_no_model(
     assert not half.exists()
 
 
-def test_a_repetition_runs_no_code_of_the_base(tmp_path):
+@pytest.mark.parametrize("code", [
+    {"trust_remote_code": True}, {"overrides_of_model_kwargs": {"trust_remote_code": True}},
+    {"overrides_of_model_kwargs": {"allow_all_kernels": True}}, {"torchdistx_path": "here"},
+])  # fmt: skip
+def test_a_repetition_runs_no_code_of_the_base(tmp_path, code):
     """Whoever verifies did not write the config, nor the base."""
     base = model_folder(tmp_path / "base")
     folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
-    config = {"base_model": str(base), "trust_remote_code": True, "datasets": [{"path": "x"}]}
+    config = {"base_model": str(base), "datasets": [{"path": "x"}], **code}
     (folder / "finetune.yml").write_text(yaml.safe_dump(config))
     facts = json.loads((folder / "request.json").read_text())
     facts["config"]["digest"] = digest(folder / "finetune.yml")
@@ -192,6 +197,33 @@ def test_a_training_that_has_read_a_deleted_row_is_not_exact(tmp_path, side):
         with fails("requests.rows-read"):
             retrain.prove(Request.load(folder), "why", folder / "finetune.yml")
     assert not (folder / "exact.json").exists()
+
+
+def test_a_repetition_takes_no_environment_of_a_record(tmp_path, monkeypatch):
+    """`LD_PRELOAD` of a record ran a library of the folder, and `torchrun` modules beside it."""
+    base, rows = model_folder(tmp_path / "base"), tmp_path / "rows"
+    folder = finished_request(tmp_path / "requests", "1", {"model": str(base), "adapter": None})
+    write_lines(rows / "train-0.jsonl", [{"text": "a row"}])
+    config = {"base_model": str(base), "datasets": [{"path": "x", "type": "completion"}]}
+    (folder / "finetune.yml").write_text(yaml.safe_dump(config))
+    facts = json.loads((folder / "request.json").read_text())
+    facts["config"]["digest"] = digest(folder / "finetune.yml")
+    write_json(folder / "request.json", facts)
+    way = {"way": "retrain", "base": None, "bound": bound.facts(config, rows_of.read_sides(rows))}
+    way |= bound.environment(1, 1) | {"weights": {}}
+    way["environment"] |= {"LD_PRELOAD": "./x.so", "PYTHONPATH": "x", "PYTHONHASHSEED": "7"}
+    write_json(folder / "way.json", way)
+    record_write(folder)
+    seen = {}
+
+    def trained(run, *_):
+        seen.update(run.environment)
+
+    monkeypatch.setattr(Steps, "train", trained)
+    assert "by SHA-256" in repeat(folder, base, rows)
+    assert seen.pop("HF_DATASETS_CACHE") and seen.pop("PYTHONSAFEPATH") == "1"
+    assert seen == {name: way["environment"][name] for name in seen}
+    assert {*seen} <= {*bound.ENVIRONMENT} and seen["PYTHONHASHSEED"] == "7"
 
 
 def test_a_model_of_another_way_is_not_called_exact(home, tmp_path, monkeypatch):  # noqa: F811

@@ -15,7 +15,7 @@ import click
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.cli._options import Answer, answer, one_object, show
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, printed
 
 #: The disk is full, of which a write says no name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
 
     @staticmethod
     def fail(ctx: click.Context, says: str, code: int) -> None:
-        click.echo(says, err=True)
+        click.echo(printed(says), err=True)
         answer(error=says.partition("Error: ")[2])
         ctx.exit(code)
 

@@ -61,7 +61,9 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
 
 
 def fitted(line: str) -> str:
-    """A line in lines that the terminal holds; as it is in a pipe, and what is to be copied."""
+    """A line, `plain`, in lines that the terminal holds; as one in a pipe, and what is to be
+    copied."""
+    line = plain(line)
     context = click.get_current_context(silent=True)
     width = context.terminal_width if context else None
     if width is None and sys.stdout.isatty():
@@ -78,10 +80,10 @@ def show(*parts: Any) -> None:
     from rich.console import Console
     from rich.segment import Segments
 
-    console = Console()
+    console = Console(markup=False, emoji=False)  # a name may have brackets
     for part in parts:
         if isinstance(part, str):
-            click.echo(fitted(plain(part)))
+            click.echo(fitted(part))
             continue
         made = [*console.render(part)]
         texts = ("\n".join(map(plain, one.text.split("\n"))) for one in made)

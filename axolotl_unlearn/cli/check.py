@@ -54,8 +54,8 @@ def command(config: Path, full: bool | None, rows: int) -> Answer:
         full = "axolotl.cli.main" in sys.modules if full is None else full
         faults, summary, facts = check(config, full, rows)
     show(*summary)
-    for fault in faults:
-        click.secho(fitted(f"  ✗ {fault}"), fg="red", err=True)
+    for line in (line for fault in faults for line in f"  ✗ {fault}".split("\n")):
+        click.secho(fitted(line), fg="red", err=True)
     if faults:
         click.echo(f"{config}: {len(faults)} fault{'s' * (len(faults) > 1)}", err=True)
     else:

@@ -51,5 +51,7 @@ class Cache(Store):
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{key}.partial.jsonl").open("a", encoding="utf-8") as file:
+        path = self.folder / f"{key}.partial.jsonl"
+        path.touch(0o600)
+        with path.open("a", encoding="utf-8") as file:
             file.writelines(map(sealed, rows))

@@ -59,7 +59,7 @@ def draw(rows: str | os.PathLike[str], out: str | os.PathLike[str]) -> tuple[Pat
     both = [row for row, coin in tossed if coin], [row | {COIN: coin} for row, coin in tossed]
     for file, some in zip((train, key), both, strict=True):
         declare(Path(out), file, "texts")
-        write_lines(file, some)
+        write_lines(file, some, private=True)
     return train, key
 
 

@@ -273,7 +273,7 @@ def audit_documents(
         about = {"texts": len(held), "recited": recited, "warning": warning}
     counts = {r: sum(one["reading"] == r for one in lines) for r in READINGS}
     served = isinstance(found, ModelSpec) and found.served
-    address = re.sub("//[^/@]*@", "//", f"{asked.url}#{asked.name}") if served else None
+    address = f"{asked.address}#{asked.name}" if served else None
     found = {"model": name, "address": address, "documents": lines, "counts": counts}
     return found | {"held_out": about}
 

@@ -13,7 +13,7 @@ import torch
 
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.engine import token_scoring
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, plain
 from axolotl_unlearn.evaluation import generate, in_vllm
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.continuations import score_pairs
@@ -47,17 +47,20 @@ class ProgressBars:
 
         bar = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
         self.progress = progress.Progress(
-            "{task.description}", *bar, console=Console(stderr=True), disable=not show
+            progress.TextColumn("{task.description}", markup=False),
+            *bar,
+            console=Console(stderr=True, markup=False, emoji=False),
+            disable=not show,
         )
 
     @contextmanager
     def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        task = self.progress.add_task(name, total=total)
+        task = self.progress.add_task(plain(name), total=total)
         yield lambda n: self.progress.advance(task, n)
         self.progress.update(task, completed=total)
 
     def note(self, text: str) -> None:
-        self.progress.console.print(text, soft_wrap=True, highlight=False)
+        self.progress.console.print(plain(text), soft_wrap=True, highlight=False)
 
 
 class Local:

@@ -5,8 +5,10 @@ Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's serv
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,8 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 #: Of the environment: the key, seconds of one request, requests at once.
 KEY, SECONDS, AT_ONCE = "OPENAI_API_KEY", "UNLEARN_SERVED_TIMEOUT", "UNLEARN_SERVED_CONCURRENCY"
 TRIES = 5
+#: Bytes of an answer.
+LARGEST = 2**28
 #: Answers of a server that is busy or starting.
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 PROBE = "The capital of France is"
@@ -50,6 +54,7 @@ class Served:
         at_once: Requests at once, else what the environment says.
 
     Attributes:
+        address: Without a password.
         scores: Whether it gives log-probs of a prompt; never of the whole vocabulary.
 
     Raises:
@@ -62,6 +67,7 @@ class Served:
     def __init__(self, url: str, at_once: int = 0) -> None:
         self.url, _, self.name = url.partition("#")
         self.url = self.url.rstrip("/")
+        self.address = re.sub("//[^/@]*@", "//", self.url)
         limit = httpx.Timeout(_number(SECONDS, "120", float), connect=3.0)
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
         self.client = httpx.Client(headers=headers, timeout=limit)
@@ -73,8 +79,8 @@ class Served:
             # `transformers serve` lists none and loads what is named.
             if names if self.name else len(names) != 1:
                 raise UnlearnError(
-                    f"{self.url} serves {len(names)} models ({', '.join(map(str, names[:5]))})"
-                    f"{f', not {self.name}' * bool(self.name)}; name one as {self.url}#NAME.",
+                    f"{self.address} serves {len(names)} models ({', '.join(map(str, names[:5]))})"
+                    f"{f', not {self.name}' * bool(self.name)}; name one as {self.address}#NAME.",
                     code="served.several-models",
                 )
             self.name = self.name or names[0]
@@ -124,7 +130,7 @@ class Served:
                     start -= choice["usage"]["prompt_tokens"] - count
             chosen = [i for i in range(start, count) if logprobs["token_logprobs"][i] is not None]
             if not chosen:
-                says = f"{self.url} says nothing about a text of {len(prompt + text)} letters"
+                says = f"{self.address} says nothing about a text of {len(prompt + text)} letters"
                 cure = "it may be a single token"
                 raise UnlearnError(f"{says}; {cure}.", code="served.nothing-said")
             logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
@@ -155,10 +161,20 @@ class Served:
             raise
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise UnlearnError(
-                f"{self.url} answers in another form than OpenAI's completions "
+                f"{self.address} answers in another form than OpenAI's completions "
                 f"({type(error).__name__}): correct the address, or see what the server logs.",
                 code="served.other-form",
             ) from error
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+        """Status and content. Raises `httpx.TransportError`: It has no end."""
+        with self.client.stream(method, f"{self.url}/{path}", json=body) as answer:
+            end, said = time.monotonic() + self.client.timeout.read, bytearray()
+            for part in answer.iter_bytes():
+                said += part
+                if len(said) > LARGEST or time.monotonic() > end:
+                    raise httpx.ReadTimeout("it has no end")
+            return answer.status_code, bytes(said)
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, tries: int = 0
@@ -168,19 +184,19 @@ class Served:
         for number in range(TRIES):
             most = TRIES
             try:
-                answer = self.client.request(method, f"{self.url}/{path}", json=body)
-                if answer.status_code < 400:
-                    return answer.json()
-                why = f"answers with status {answer.status_code}"
-                if answer.status_code not in AGAIN:
+                status, said = self._answer(method, path, body)
+                if status < 400:
+                    return json.loads(said)
+                why = f"answers with status {status}"
+                if status not in AGAIN:
                     break
-            except (httpx.TransportError, ValueError) as error:
+            except (httpx.TransportError, ValueError, RecursionError) as error:
                 why, most = f"does not answer ({type(error).__name__})", tries or TRIES
             if number + 1 >= most:
                 break
             time.sleep(2**number * random.uniform(0.5, 1))
         raise UnlearnError(
-            f"{self.url}/{path} {why}: start the server, correct the address (it ends in /v1), or "
-            f"set {KEY}, {SECONDS} (seconds) or {AT_ONCE}.",
+            f"{self.address}/{path} {why}: start the server, correct the address (it ends in /v1), "
+            f"or set {KEY}, {SECONDS} (seconds) or {AT_ONCE}.",
             code="served.no-answer",
         )

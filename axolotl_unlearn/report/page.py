@@ -56,7 +56,8 @@ def write_report(
         HEADLINES=HEADLINES, attack_title=attack_title, score_title=score_title, show=show,
         p=lambda value: f"p {p_value(value)}",
     )  # fmt: skip
-    return write(out_html, harmless(page) + "\n")
+    rows = (row for line in (extras or {}).get("audit", ()) for row in line["rows"])
+    return write(out_html, harmless(page) + "\n", private=any(row.get("generated") for row in rows))
 
 
 #: Marks that turn the order of what is read after them, in a name also of what is not its own.

@@ -149,13 +149,9 @@ def _known(request: Request) -> _Known:
 
 
 def _digest(model: Path) -> str:
-    """Of a folder. Raises `UnlearnError`: a GGUF file; or a pipe or device in a folder, which would
-    be waited for."""
+    """Of a folder. Raises `UnlearnError`: a GGUF file."""
     if not model.is_dir():
         raise UnlearnError("GGUF files are not read", code="derived.gguf")
-    for path in model.iterdir():
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UnlearnError(f"{path} is no file; remove it.", code="derived.no-file")
     return weights_digest(ModelSpec("", str(model)))
 
 

@@ -33,6 +33,7 @@ from axolotl_unlearn.models import (
 )
 from axolotl_unlearn.requests.record import ERASED, RECORD, amend, read
 from axolotl_unlearn.requests.request import (
+    MAKING,
     Ledger,
     Request,
     digest,
@@ -396,9 +397,12 @@ def _begun(request: Request) -> Iterator[Item]:
 
 
 def _owner(path: Path, requests: Path) -> Path | None:
-    """The folder of the request that a file belongs to."""
+    """The folder of the request that a file belongs to; beside requests other things may lie."""
     real, top = path.resolve(), requests.resolve()
-    return requests / real.relative_to(top).parts[0] if top in real.parents else None
+    if top not in real.parents:
+        return None
+    owner = requests / real.relative_to(top).parts[0]
+    return owner if any((owner / name).exists() for name in ("request.json", MAKING)) else None
 
 
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:

@@ -248,7 +248,7 @@ def make_teacher(
     order = stream(chosen, passes, batch, seed)
     fields = _data(config).fields.model_dump() | {"kind": "kind"}
     rows = ({field: getattr(row, name) for name, field in fields.items()} for row in order)
-    write_lines(file, rows)
+    write_lines(file, rows, private=True)
     beside = Path(sys.executable).parent / "axolotl"
     command = [str(beside) if beside.exists() else "axolotl", "train", str(recipe)]
     started = time.monotonic()

@@ -35,6 +35,7 @@ from axolotl_unlearn.requests.request import (
     write_json,
     write_yaml,
 )
+from axolotl_unlearn.requests.search import leaves
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
 
@@ -43,6 +44,8 @@ SHOWS = "exact: plain training without the rows"
 CONFIG = "retrain.yml"
 #: Below ``work/``: threads and more of the training, which a later start may have others of.
 TRAINED = "trained.json"
+#: Keys, at any depth of a config, with which a training runs code of a model, a hub or a folder.
+CODE = ("trust_remote_code", "allow_all_kernels", "torchdistx_path")
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -234,8 +237,9 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
         says = f"{source} is not the config of the record; restore it."
         raise fault("requests.changed-config", says)
     config = rows_of.read_config(source)
-    if config.get("trust_remote_code"):
-        says = f"{source} sets `trust_remote_code`, so the training would run code of the base"
+    given = leaves(rows_of.settings(config))
+    if key := next((way for way, one in given if one and way.rpartition(".")[2] in CODE), None):
+        says = f"{source} sets `{key}`, so the training would run code of the base or of a folder"
         cure = "which another may have written; look at it, and train by hand"
         raise fault("requests.repeat-remote-code", f"{says}, {cure}.")
     config |= {"base_model": str(base)} if base else {}
@@ -258,7 +262,9 @@ def _again(request: Request, base: Path | None, rows: Path | None) -> str:
         rows_of.write_sides(place / "rows", sides)
         again = rows_of.training(config, place)
         write_yaml(place / CONFIG, "Written by `axolotl-unlearn request verify --repeat`.", again)
-        cache = {"HF_DATASETS_CACHE": str(place / "cache"), **way["environment"]}
+        # A record is believed no library to load, and the working folder no module.
+        same = {k: one for k, one in way["environment"].items() if k in bound.ENVIRONMENT}
+        cache = {"HF_DATASETS_CACHE": str(place / "cache"), "PYTHONSAFEPATH": "1", **same}
         run = Steps(place, lock, cache, way["threads"], way["processes"])
         with run.step("again", "train as the record says"):
             run.train("again", place / CONFIG, place / "model")
