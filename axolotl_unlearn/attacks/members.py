@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.text import Text
 from scipy.stats import norm
 
 from axolotl_unlearn.attacks.registry import Attack, Outcome, Target
@@ -163,7 +164,7 @@ def said(file: Mapping[str, Any]) -> list[Any]:
             f"{one['auc']:.2f}",
             f"{one['low']:.2f}, {one['high']:.2f}",
             "" if control is None else f"{control:.2f}",
-            f"[red]{p:.2g}[/]" if p < 1 - LEVEL else f"{p:.2g}",
+            Text(f"{p:.2g}", "red" if p < 1 - LEVEL else ""),
             f"{smallest_difference(one['low'], one['high'], len(file['tests'])):.2f}",
         )
     made.caption = (

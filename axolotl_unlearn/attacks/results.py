@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.attacks.target import AttackTarget, bound_to
 from axolotl_unlearn.data.records import Record
@@ -125,7 +127,7 @@ def table(result: Mapping[str, Any]) -> Any:
                 measure,
                 _with_interval(row["before"][measure]),
                 _with_interval(row[measure]),
-                f"[red]{shown}[/]" if gain["low"] > 0 else shown,
+                Text(shown, "red" if gain["low"] > 0 else ""),
                 _with_interval(above, "+") if above else "n/a",
             ]
             made.add_row(*cells[: 2 + len(headings)], end_section=measure == MEASURES[-1])

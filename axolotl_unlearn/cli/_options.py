@@ -78,7 +78,7 @@ def show(*parts: Any) -> None:
     from rich.console import Console
     from rich.segment import Segments
 
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names are no marks
     for part in parts:
         if isinstance(part, str):
             click.echo(fitted(plain(part)))
