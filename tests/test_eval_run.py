@@ -177,6 +177,9 @@ def test_an_answer_that_follows_from_its_question(asked, answer, follows):
     rows = [SimpleNamespace(side="retain", record=row) for row in rows]
     sets = SimpleNamespace(rows=rows, forget=[Record("f", asked or "Ann Lee", answer, kind=kind)])
     assert summary.derived(sets) == [follows]
+    few = SimpleNamespace(side="retain", record=Record("few", "?", "rare", kind="question"))
+    sets.rows = [few] * 40  # one row, however often, says nothing of what is common
+    assert summary.derived(sets) == [follows and answer == "Paris"]
 
 
 def test_rows_and_texts_are_read_whole(home, results):

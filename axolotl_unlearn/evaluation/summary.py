@@ -136,9 +136,9 @@ COMMON, COMMON_SHARE = 3, 0.05
 def derived(sets: EvaluationSets) -> list[bool]:
     """Of each forget row: is half of its answer's words in its question, and is each of the others
     common among retained answers? An e-mail address is made of a name so."""
-    kept = [words(row.record.output) for row in sets.rows
-            if (row.side, row.record.kind) == ("retain", "question")]  # fmt: skip
-    counts = Counter(word for answer in kept for word in {*answer})
+    kept = {(row.record.input, row.record.output) for row in sets.rows
+            if (row.side, row.record.kind) == ("retain", "question")}  # fmt: skip
+    counts = Counter(word for _, answer in kept for word in {*words(answer)})
     common = {w for w, n in counts.items() if n >= max(COMMON, COMMON_SHARE * len(kept))}
 
     def follows(row: Record) -> bool:
