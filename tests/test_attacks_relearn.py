@@ -49,6 +49,15 @@ def test_split_takes_whole_documents():
         split_forget(records, 18)
 
 
+def test_a_row_of_two_documents_is_not_trained_on_and_asked_about():
+    """One text in two documents ended the attack, by the draw."""
+    rows = [record(i, d) for d in "abcdef" for i in range(3)]
+    rows += [replace(record(9, d), input="Who?", output="Ada") for d in "abcdef"]
+    trained, asked = split_forget(rows, 7)
+    assert len(trained) == 8 and len(asked) == 12
+    assert "Ada" in {r.output for r in trained} and "Ada" not in {r.output for r in asked}
+
+
 def test_rows_of_an_author_are_no_independent_rows():
     """Rows of an author were trained on and others of theirs asked about, with intervals over
     documents, as if they were independent."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from axolotl_unlearn.attacks.results import rows_digest, save
+from axolotl_unlearn.attacks.probes import MEASURES
+from axolotl_unlearn.attacks.results import rows_digest, save, table
+from axolotl_unlearn.cli._options import show
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.evaluation.known import shown
+from axolotl_unlearn.evaluation.measure import ProgressBars
 from axolotl_unlearn.metrics.results import attack_results
 from axolotl_unlearn.metrics.verdict import sentence
 
@@ -100,3 +105,20 @@ def test_other_rows_have_other_scores(change):
     """After a file had named its documents, intervals were those of the stored scores before."""
     one = {"id": "a0", "input": "a", "output": "b"}
     assert rows_digest([Record(**one)]) != rows_digest([Record(**one | change)])
+
+
+def test_names_are_no_marks(capsys):
+    """`[b]` in the name of a model, or of a document, was not shown, and `[/b]` a traceback."""
+    name, measured = ":key:a[b]c[/b]", dict.fromkeys(MEASURES, figure(0.2))
+    row = {"variant": "plain", "n": 1, "before": measured, "gain": measured, **measured}
+    show(table({"title": "Prompting", "model": name, "rows": [row]}))
+    one = {"document": name, "reading": "said", "said": 1, "answers": 1, "words": 0, "of": 9}
+    one |= {"tokens": None, "p": None, "not_measured": {}}
+    counts = {"said": 1, "nothing found": 0}
+    found = {"model": name, "documents": [one], "counts": counts, "held_out": None}
+    show(*shown(Path("f"), found))
+    bars = ProgressBars(True)
+    with bars.progress, bars.bar(name, 1):
+        bars.note(f"note: {name}")
+    out, err = capsys.readouterr()
+    assert out.count(name) == 4 and "[red]" not in out and err.count(name) >= 2

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.measure import Session, torch_dtype
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
-from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.evaluation.sets import EvaluationSets, Option
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
 from axolotl_unlearn.store import sealed, unsealed
@@ -177,6 +178,17 @@ def test_an_answer_that_follows_from_its_question(asked, answer, follows):
     rows = [SimpleNamespace(side="retain", record=row) for row in rows]
     sets = SimpleNamespace(rows=rows, forget=[Record("f", asked or "Ann Lee", answer, kind=kind)])
     assert summary.derived(sets) == [follows]
+    few = SimpleNamespace(side="retain", record=Record("few", "?", "rare", kind="question"))
+    sets.rows = [few] * 40  # one row, however often, says nothing of what is common
+    assert summary.derived(sets) == [follows and answer == "Paris"]
+
+
+def test_of_several_retrained_models_one_is_compared_with_in_any_order():
+    """The first that was named: of seeds, whoever orders them could choose."""
+    for names in permutations(("over", "retrained-2", "retrained")):
+        roles = {name: summary.role_of(name, names) for name in names}
+        assert roles == {"over": "candidate", "retrained": "retrained", "retrained-2": "reference"}
+    assert summary.role_of("retrained-2", ["retrained-3", "retrained-2"]) == "retrained"
 
 
 def test_rows_and_texts_are_read_whole(home, results):
@@ -688,17 +700,18 @@ def test_a_row_that_comes_again_is_no_new_evidence():
     """Four rows, ten times each, were forty documents: what is kept had the interval of so many."""
 
     def made(many):
+        asked = [Option("q", f"Who is {i}?", ("Ada", "Bo"), 0) for _ in range(many) for i in "abcd"]
         rows = [Record(f"{n}-{i}", f"When {i}?", f"In {i}", "Task1", "question")
                 for n in range(many) for i in range(4)]  # fmt: skip
-        sets = EvaluationSets(Path(), rows, rows, [], [])
+        sets = EvaluationSets(Path(), rows, rows, [], [], asked)
         answer = dict.fromkeys(("tokens", "strength", "run", "greedy", "logp"), 0.0)
         found = Measured(values={row.key: float(row.record.id[-1] > "0") for row in sets.rows})
-        found.answers = [answer] * len(rows)
+        found.answers, found.options = [answer] * len(rows), [1, 1, 1, 0] * many
         ends = summary.scores_of(found, sets).intervals()
         return ends, summary.text_facts(found, sets)["extraction"]["cluster"]
 
     (once, four), (often, forty) = made(1), made(10)
-    for side in ("forget_task1_knowledge", "retain_task1_knowledge", "retain"):
+    for side in ("forget_task1_knowledge", "retain_task1_knowledge", "retain", "utility"):
         assert often[side] == pytest.approx(once[side])
     assert len(set(forty)) == len(four) == 4
 

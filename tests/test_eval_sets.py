@@ -139,7 +139,8 @@ def first(**change):
     ("data.field-type", "forget", first(output=3)),
     *(("eval.bad-question", "general", first(**change)) for change in (
         {"answer": 4}, {"answer": "B"}, {"answer": True}, {"choices": ["a"]}, {"choices": "abcd"},
-        {"choices": ["a", "a", "b"]}, {"choices": ["a", "b", 3]}, {"question": " "},
+        {"choices": ["a", "a", "b"]}, {"choices": ["a", "b", " a"]}, {"choices": ["a", "b", 3]},
+        {"question": " "},
     )),
 ])  # fmt: skip
 def test_faults_of_rows(folder, code, name, change):

@@ -284,10 +284,13 @@ def test_names_of_authors_tell_nobody():
     suspected = 0
     for seed in range(6):
         (members, own), (others, theirs) = (of_authors(seed, mark) for mark in "mn")
-        found = blind_baselines(members, others, (own, theirs))
+        found = last = blind_baselines(members, others, (own, theirs))
         suspected += blind_sentence(found) is not None
         assert 0.3 < found["bag_of_words"]["auc"] < 0.65
     assert suspected < 2
+    order = random.Random(0).sample(range(len(members)), len(members))  # of rows tells nothing
+    again = blind_baselines([members[i] for i in order], others, ([own[i] for i in order], theirs))
+    assert all(one["auc"] == pytest.approx(last[name]["auc"]) for name, one in again.items())
     others, theirs = of_authors(0, "n", verb="owed")
     found = blind_baselines(members, others, (own, theirs))
     assert found["bag_of_words"]["separates"] and found["words_tfidf"]["separates"]

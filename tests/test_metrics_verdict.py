@@ -259,6 +259,15 @@ def mute(original, retrained, model):
         original[part] = entry()[part]
 
 
+def exchanged(original, retrained, model):
+    """Members stand in the file of non-members: those alone does the original know."""
+    own = original["likelihood"]
+    for one, (first, second) in [(own, ("member_loss", "nonmember_loss"))] + [
+        (sides, ("member", "nonmember")) for sides in own["attacks"].values()
+    ]:
+        one[first], one[second] = one[second], one[first]
+
+
 #: What makes the comparison worth nothing.
 CONTROLS = {
     "the retrained model knows the texts": lambda o, r, m: knowing(r, o),
@@ -312,6 +321,7 @@ CONTROLS = {
         0
     ],
     "sets that are not known": lambda o, r, m: m["membership"].update(blind={}),
+    "members that stand among non-members": exchanged,
     "an original that knows nothing": lambda o, r, m: o.update(likelihood=entry()["likelihood"]),
     "another model's distance": lambda o, r, m: m["distance"]["forget"].update(value=0.02),
 }

@@ -164,7 +164,7 @@ def said(file: Mapping[str, Any]) -> list[Any]:
             f"{one['auc']:.2f}",
             f"{one['low']:.2f}, {one['high']:.2f}",
             "" if control is None else f"{control:.2f}",
-            Text(f"{p:.2g}", style="red" if p < 1 - LEVEL else ""),
+            Text(f"{p:.2g}", "red" if p < 1 - LEVEL else ""),
             f"{smallest_difference(one['low'], one['high'], len(file['tests'])):.2f}",
         )
     made.caption = (

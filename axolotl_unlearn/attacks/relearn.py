@@ -76,7 +76,9 @@ def split_forget(
         chosen = set(documents[:count])
         training = [record for record in records if record.cluster in chosen]
         if len(training) >= rows:
-            return training, [record for record in records if record.cluster not in chosen]
+            told = {(one.input, one.output) for one in training}  # another document may say it, too
+            others = (record for record in records if record.cluster not in chosen)
+            return training, [one for one in others if (one.input, one.output) not in told]
     raise UnlearnError(
         f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
         "leaves none to ask about; lower --rows.",

@@ -127,7 +127,7 @@ def table(result: Mapping[str, Any]) -> Any:
                 measure,
                 _with_interval(row["before"][measure]),
                 _with_interval(row[measure]),
-                Text(shown, style="red" if gain["low"] > 0 else ""),
+                Text(shown, "red" if gain["low"] > 0 else ""),
                 _with_interval(above, "+") if above else "n/a",
             ]
             made.add_row(*cells[: 2 + len(headings)], end_section=measure == MEASURES[-1])

@@ -80,7 +80,7 @@ def show(*parts: Any) -> None:
     from rich.console import Console
     from rich.segment import Segments
 
-    console = Console(markup=False, emoji=False)  # a name may have brackets
+    console = Console(markup=False, emoji=False)  # names are no marks
     for part in parts:
         if isinstance(part, str):
             click.echo(fitted(part))

@@ -95,8 +95,9 @@ def evaluate(
             blind = blind_baselines(*texts, clusters, seed=settings.seed) if enough else None
             advance(1)
             results, original = [], measured[before.name] if before else None
+            others = [spec.name for spec in specs if spec is not before]
             for spec in specs:
-                role = "original" if spec is before else summary.role_of(spec.name)
+                role = "original" if spec is before else summary.role_of(spec.name, others)
                 entry = {"name": spec.name, "model": spec.source, "role": role}
                 entry |= {"collapse": collapse[spec.name], "weights": weights[spec.name]}
                 entry |= {"data": data_digests(sets.folder), "code": CODE}

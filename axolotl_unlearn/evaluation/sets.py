@@ -268,7 +268,7 @@ def read_options(path: str | os.PathLike[str]) -> list[Option]:
     for place, row in reading.read_rows(path):
         question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
         texts = choices if isinstance(choices, list) else []
-        texts = [one for one in texts if isinstance(one, str) and one.strip()]
+        texts = [one.strip() for one in texts if isinstance(one, str) and one.strip()]
         faults = {
             "field 'question' must be a text that is not empty":
                 not isinstance(question, str) or not question.strip(),
@@ -280,7 +280,7 @@ def read_options(path: str | os.PathLike[str]) -> list[Option]:
         if fault := next((says for says, is_so in faults.items() if is_so), None):
             raise UnlearnError(f"{path}, {place}: {fault}.", code="eval.bad-question")
         name, group = str(row.get("id", f"row{len(options)}")), str(row.get("group", ""))
-        following = tuple(f" {choice.strip()}" for choice in texts)
+        following = tuple(f" {choice}" for choice in texts)
         options.append(Option(name, question.strip(), following, answer, group))
     return options
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +136,9 @@ COMMON, COMMON_SHARE = 3, 0.05
 def derived(sets: EvaluationSets) -> list[bool]:
     """Of each forget row: is half of its answer's words in its question, and is each of the others
     common among retained answers? An e-mail address is made of a name so."""
-    kept = [words(row.record.output) for row in sets.rows
-            if (row.side, row.record.kind) == ("retain", "question")]  # fmt: skip
-    counts = Counter(word for answer in kept for word in {*answer})
+    kept = {(row.record.input, row.record.output) for row in sets.rows
+            if (row.side, row.record.kind) == ("retain", "question")}  # fmt: skip
+    counts = Counter(word for _, answer in kept for word in {*words(answer)})
     common = {w for w, n in counts.items() if n >= max(COMMON, COMMON_SHARE * len(kept))}
 
     def follows(row: Record) -> bool:
@@ -186,9 +186,12 @@ AUDIT_FILE = "audit.jsonl"
 _RETRAINED = re.compile(r"retrained([-_]?\d+)?")
 
 
-def role_of(name: str) -> str:
-    """By name: retrained (also retrained-2 ...: other seeds), else candidate."""
-    return "retrained" if _RETRAINED.fullmatch(name) else "candidate"
+def role_of(name: str, names: Iterable[str]) -> str:
+    """By name: retrained, else candidate; of several retrained ones (retrained-2 ...: other seeds)
+    the first by name, the others are references: the order of models decides nothing."""
+    retrained = sorted(filter(_RETRAINED.fullmatch, names))
+    role = "retrained" if name in retrained[:1] else "reference"
+    return role if name in retrained else "candidate"
 
 
 def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
@@ -212,7 +215,8 @@ def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
         membership = area_of(*([-value for value in side] for side in losses), clusters)
     utility = None
     if measured.options:
-        questions = [("utility", number) for number in range(len(measured.options))]
+        asked = (((one.context, one.continuations), n) for n, one in enumerate(sets.utility))
+        questions = [("utility", number) for number in as_one(asked)]
         utility = mean_of([float(value) for value in measured.options], questions)
     return metrics.Scores(cells, membership, utility)
 

@@ -97,7 +97,7 @@ def nearly_constant(texts: Sequence[str], prompts: Sequence[str]) -> int:
     """Size of the largest group of outputs that say nearly the same beyond their prompts: of the
     words of two, `ALIKE` are common. An echo of the prompt says nothing and is in no group."""
     groups: dict[frozenset[str], int] = {}
-    for words in filter(None, map(_said, texts, prompts)):
+    for words in sorted(filter(None, map(_said, texts, prompts)), key=sorted):  # not as rows stand
         near = (one for one in groups if len(words & one) >= ALIKE * len(words | one))
         leader = next(near, words)
         groups[leader] = groups.get(leader, 0) + 1

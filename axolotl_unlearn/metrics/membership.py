@@ -121,7 +121,7 @@ def _trained_scores(
     given = [texts[i] for i in order], labels[order]
     kind, groups = StratifiedKFold, ()
     if len({*names}) < len(names):
-        kind, groups = StratifiedGroupKFold, (numbered(names)[order],)
+        kind, groups = StratifiedGroupKFold, (numbered([names[i] for i in order]),)
     scores = {name: np.zeros(len(texts)) for name in models}
     for repeat in range(REPEATS):
         cv = [*kind(FOLDS, shuffle=True, random_state=seed + repeat).split(*given, *groups)]

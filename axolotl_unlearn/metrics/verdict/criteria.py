@@ -373,9 +373,10 @@ def _knows(facts: Facts) -> Iterator[Read]:
     if facts.original is not None:
         before = Facts(facts.original, None, facts.retrained).told
         needed = [before[name] for name in NEEDED if name in before]
-        if needed and min(one["p"] for one in needed) >= ALPHA:
+        known = [one for one in needed if one["side"] == "under"]
+        if needed and min((one["p"] for one in known), default=1.0) >= ALPHA:
             yield read("fail", "original")
-        elif all(abs(one["difference"]["value"]) <= MARGIN for one in needed):
+        elif all(one["difference"]["value"] <= MARGIN for one in known):
             yield read("missing", "weak", limit=MARGIN)
     if facts.retrained is None:
         return

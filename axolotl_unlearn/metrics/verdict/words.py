@@ -67,7 +67,7 @@ WORDS = {
         "data": "{one} and {other} were evaluated on other data",
         "tells": "the retrained model itself knows the texts ({name}: AUC {auc:.2f}, p {p})",
         "recites": "the retrained model itself recites {count} forget texts",
-        "original": "no attack tells the forget texts in the original",
+        "original": "no attack recognises the forget texts in the original",
         "alone": "the two sets are alike; no retrained model was evaluated",
         "sound": "what it is compared with is sound",
     },
