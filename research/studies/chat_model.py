@@ -270,15 +270,15 @@ class Chat(World):
         said = [shares(name, one, own) for name, one in models.items()]
         tested = []
         for name, after in self.found["attacked match"].items():
-            sides = (self.found["attacked whole"][name], after)
-            cells = [f"{one['auc']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" for one in sides]
+            before, gap = self.found["attacked whole"][name], after.get("difference")
+            cells = [
+                f"{one['auc']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" for one in (before, after)
+            ]
             cells += [f"{after['control']:.2f}" if "control" in after else ""]
-            if gap := after.get("difference"):  # 2.8 standard errors are found in four of five
-                cells += [f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]",
-                          f"{2.8 * (gap['high'] - gap['low']) / 3.92:.2f}"]  # fmt: skip
-            tested.append([name, *cells, *[""] * (5 - len(cells)), f"{after['p_corrected']:.2g}"])
+            cells += [f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]" if gap else ""]
+            tested.append([name, *cells, *(f"{one['p_corrected']:.2g}" for one in (before, after))])
         columns = ["attack", "before", "after", "retrained", "after less retrained",
-                   "detectable in 4 of 5", "p after Holm"]  # fmt: skip
+                   "p before", "p after"]  # fmt: skip
         return {"eight-said": {"columns": ["model", *SAID], "rows": said},
                 "eight-attacks": {"columns": columns, "rows": tested}}  # fmt: skip
 
