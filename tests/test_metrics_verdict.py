@@ -628,6 +628,19 @@ def test_a_cell_that_the_retrained_model_has_not_hides_no_loss(left, faint, outc
     assert "(without retain task1 knowledge, where the retrained model's is 0" in found.says
 
 
+def test_the_bar_is_of_all_cells_of_the_original():
+    """Without its best ones it was so low that a model which had lost half was good."""
+    original, _, _ = three()
+    model = entry()
+    for one, left in ((original, 0.9), (model, 0.5)):
+        retained(one, dict.fromkeys(RETAIN, left) | {RETAIN[0]: 0.3})
+    assert judge(model, original).status == OVER
+    original["cells"] |= dict.fromkeys(RETAIN[1:])
+    del original["intervals"]["retain"]
+    (kept,) = judge(model, original, asks=("kept",)).findings
+    assert kept.missing and "retain task1 knowledge" in kept.says, kept.says
+
+
 def of_script(model, forget, retain):
     """All completions are of another script, which the official figure does not see."""
     told = {c: forget if c.startswith("forget") else retain for c in CELLS if "regurg" in c}

@@ -388,6 +388,19 @@ def test_of_a_copy_the_run_is_known_and_of_a_part_the_rest_is_named(home):
     assert found[Path("out/tuned/merged/model.safetensors")] is None
 
 
+def test_of_a_record_that_binds_no_files_the_config_is_known_by_its_digest(home):
+    old = json.loads((ROOT / "tests/old_records.json").read_text("utf-8"))["v0.1"]
+    for name, content in old.items():
+        text(home / "old" / name, content)
+    (home / "old/requests/ledger.key").chmod(0o600)
+    with contextlib.chdir(home / "old"):
+        plan("requests/v0.1")
+        with Path("requests/v0.1/finetune.yml").open("a") as file:
+            file.write(" ")
+        with fails("erase.other-config"):
+            plan("requests/v0.1")
+
+
 def test_an_archived_request_that_erased_nothing_stops_none(home):
     """It was asked for a list that had never been written."""
     second = another("2026-002", adapter="requests/2026-001/model")
@@ -499,8 +512,8 @@ def test_what_was_written_since_a_killed_erase_stays(home, monkeypatch, since):
         begun["removed"].append({"kind": "log", "path": name, "bytes": facts.st_size})
         begun["files"][name] = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
         write_json(known, begun)
-    erase(plan("requests/2026-001"))
-    assert stays.is_file()
+    listed = erase(plan("requests/2026-001"))
+    assert stays.is_file() and str(stays) not in removed(listed)
 
 
 def stops_at(patched, number: int) -> None:

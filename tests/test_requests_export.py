@@ -278,6 +278,7 @@ FORGED = {
     "a place elsewhere": _put("../../evil.sh", b"x"),
     "record": _replaced("record.json", b"w48", b"w49"),
     "subject is a number": _statement(("subject",), 7),
+    "a reading": _replaced("record.json", b'"reading":"not told"', b'"reading":"not said"'),
     "no request": _statement(("predicate", "request"), [1]),
     "record is a list": _put("record.json", b"[]"),
     "record is deep": _put("record.json", b"[" * 100_000 + b"]" * 100_000),
@@ -306,6 +307,17 @@ def test_what_is_put_together_anew(signed, tmp_path, keys, change):  # noqa: F81
         lines = done.stderr.splitlines()
         assert not any(line.startswith("signature: by the owner") for line in lines)
         assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
+
+
+@pytest.mark.parametrize("name", exporting.FILES)
+@pytest.mark.parametrize("change", [b"added to it", None])
+def test_beside_the_signed_manifest_no_file_may_change(signed, tmp_path, keys, name, change):  # noqa: F811
+    """The archive is whole and the signature the owner's."""
+    files = dict(signed)
+    _put(name, change and files[name] + change)(files)
+    (tmp_path / "a.zip").write_bytes(exporting._archive(files))
+    found = verify_export(tmp_path / "a.zip", public_key=keys[1])
+    assert (found.signature, found.files, found.exit) == ("owner", "changed", 2)
 
 
 def _zip(how: int, files: dict[str, bytes]) -> bytes:

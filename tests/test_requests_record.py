@@ -430,6 +430,9 @@ def test_signature_of_the_owner(folder, keys):  # noqa: F811
     assert (verified(0, public), verified(3)) == ("owner", "not compared")
     assert (folder / "record.json.sig").stat().st_mode & 0o777 == 0o600, "as all files of a request"
     assert verified(4, other) == "other"
+    kept = (folder.parent / "ledger.key").rename(folder.parents[1] / "ledger.key")
+    assert verified(3, public) == "owner", "the end of the ledger is not bound"
+    kept.rename(folder.parent / "ledger.key")
     nowhere = said("verify", folder, "--public-key", "nowhere.pem", code=2)
     assert "nowhere.pem does not exist" in nowhere.output
     assert "sign the record again" in said("told", folder, "--recipient", "Cloud").output

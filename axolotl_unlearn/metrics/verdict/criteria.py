@@ -567,14 +567,14 @@ def _side(facts: Facts, side: str) -> Read:
     model, original, retrained = facts.model, facts.original, facts.retrained
     names, alone = [name for name in CELLS if name.startswith(side)], retrained is None
     value, bar, case = model.side(side), bars(original, retrained)[side == "retain"], "cells"
+    than = original if alone else retrained
     # Cells that have rows but no score, or of which nobody knows whether they have rows.
-    for one, whose in ((model, ITS), (retrained, THEIRS)):
+    for one, whose in ((model, ITS), (than, BEFORES if alone else THEIRS)):
         for name in names if one is not None else ():
             if (n := one.n.get(name)) is None or (n and one.cells.get(name) is None):
                 return read("missing", "cell", whose=whose, name=name)
     if value is None:
         return read("missing", "empty")
-    than = original if alone else retrained
     mine, theirs = _cells(model, side), _cells(than, side)
     off = [n for n, v in mine.items() if v != model.cells[n]]
     ends = (model.any_script_intervals if off else model.intervals).get(side)
