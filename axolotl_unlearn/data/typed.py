@@ -224,12 +224,13 @@ def encode(
 
 
 def with_length(cfg: Any) -> Any:
-    """A config, with Axolotl's own ``sequence_len`` where one as it was written has none."""
-    if cfg.get("sequence_len") is not None:
-        return cfg
-    from axolotl.utils.schemas.config import AxolotlInputConfig
-
+    """A config, with Axolotl's own ``sequence_len`` where one as it was written has none, or has it
+    as a text."""
     from axolotl_unlearn.versions import DictDefault
+
+    if (given := cfg.get("sequence_len")) is not None:
+        return DictDefault({**cfg, "sequence_len": int(given)}) if isinstance(given, str) else cfg
+    from axolotl.utils.schemas.config import AxolotlInputConfig
 
     default = AxolotlInputConfig.model_fields["sequence_len"].default
     return DictDefault({**cfg, "sequence_len": default})

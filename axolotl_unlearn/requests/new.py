@@ -14,7 +14,6 @@ from typing import Any
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import MEMORISE, SHAPING
-from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError, counted
@@ -204,7 +203,7 @@ def new_request(
             "hints": len(hints),
             "taken_of_these": len(more),
         },
-        "counts": counts | {"documents": len(documents), "trained": len(trained.rows)},
+        "counts": counts | {"documents": len(documents), "trained": len(forget) + len(kept)},
         "digests": {},
         "bound": bound.facts(config, rows_of.remaining(config_path, config, trained.learned)),
         "root": os.path.relpath(Path.cwd(), out.resolve()),
@@ -276,9 +275,9 @@ def model_before(
     current = ledger.current()
     if current and not given:
         last = Request.load([*ledger.folders()][-1])
-        was = config_keys(last.path("finetune.yml")).get("output_dir")
+        was = str(rows_of.read_config(last.path("finetune.yml"))["output_dir"])
         out = str(config["output_dir"])
-        if was and (last.root / str(was)).resolve() != Path(out).resolve():
+        if (last.root / was).resolve() != Path(out).resolve():
             says = f"{config_path} writes to {out}, but the last model of the ledger"
             cure = f"({current['path']}) is of a config that writes to {was}"
             raise fault("requests.other-output", f"{says} {cure}; name the model with --model.")
