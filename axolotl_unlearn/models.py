@@ -309,6 +309,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     try:
         if len(places) == 2:  # an adapter of added tokens is trained with them
             base, adapter = (load(place, trust_remote_code=False) for place in places)
+            base.chat_template = base.chat_template or adapter.chat_template  # that of its training
             return adapter if len(adapter) > len(base) else base
         return load(str(places[0]) if places else spec.model, trust_remote_code=False)
     except (OSError, ValueError) as error:

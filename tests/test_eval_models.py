@@ -204,6 +204,17 @@ def test_an_adapter_with_added_tokens_has_its_own_tokenizer(home, tmp_path):
         assert len(load_tokenizer(spec)) == len(tokenizer)
 
 
+def test_an_adapter_may_have_the_chat_template_that_its_base_lacks(home, tmp_path):
+    """Axolotl writes `chat_template: chatml` beside the adapter: "the tokenizer has none"."""
+    tokenizer = byte_tokenizer()
+    for name, template in (("base", None), ("over", "{{ messages[0]['content'] }}")):
+        shutil.copytree(home / name, tmp_path / name)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / name)
+    spec = ModelSpec("over", str(tmp_path / "base"), str(tmp_path / "over"))
+    assert load_tokenizer(spec).chat_template == template
+
+
 def test_an_adapter_of_another_model_is_one_sentence(home, tmp_path):
     tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")
     spec = ModelSpec("over", str(tmp_path / "wide"), str(home / "over"))

@@ -352,6 +352,16 @@ def test_what_the_original_says_is_not_nonsense(home, tmp_path, monkeypatch):
     assert same["collapse"]["collapsed"] is False
 
 
+def test_a_copy_of_the_original_is_judged_against_it(home, tmp_path):
+    """What is kept of the original, which is compared with the expected answers, counted as its
+    own: "33% of outputs are repetition, 0% before" of the same weights."""
+    models = [f"original={home / 'original'}", f"same={home / 'original'}"]
+    before, same = (one["collapse"] for one in evaluate(models, home / "data", tmp_path, **OPTIONS))
+    assert before["against"] == "expected answers" and same["against"] == "original's outputs"
+    figures = ("n", "broken", "empty", "constant", "refusing", "echo")
+    assert same["reference"] == {name: same[name] for name in figures} and not same["collapsed"]
+
+
 @pytest.mark.parametrize(
     ("text", "half"), [("a b c d", "c d"), ("a b c", "b c"), ("abcde", "cde"), ("", "")]
 )

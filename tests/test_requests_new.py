@@ -906,7 +906,8 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     broken = {"datasets": [{"path": str(tmp_path / "broken.csv"), "type": "alpaca"}]}
     for says, changes, options in (
         ("is not there; train it", {"output_dir": str(tmp_path / "no")}, {}),
-        ("no weights", {}, {"model": empty}),
+        # A training of the config, rows and all, makes no model of this name.
+        ("no weights (*.safetensors); name the right one with --model.", {}, {"model": empty}),
         ("is an adapter of someone/else, but `base_model`", {}, {"model": other}),
         ("does not exist", gone, {}),
         ("the rows that made the model are needed", broken, {}),

@@ -24,7 +24,8 @@ class CollapseChecker:
 
     def _key(self, spec: ModelSpec) -> str:
         before = self.keys[self.before.name] if self.before else "none"
-        return f"{self.keys[spec.name]}-collapse6-{before}"
+        copy = self.before and spec.name != self.before.name and self.keys[spec.name] == before
+        return f"{self.keys[spec.name]}-collapse6-{before}{'-copy' * bool(copy)}"
 
     def stored(self, spec: ModelSpec) -> dict[str, Any] | None:
         return self.session.cache.get(self._key(spec))

@@ -286,7 +286,11 @@ def model_before(
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         wrong = "has no weights (*.safetensors)" if path.is_dir() else "is not there"
         says = f"{config_path}: the model {path} {wrong}"
-        cure = f"train it with `axolotl train {quote(str(config_path))}`, or name it with --model"
+        cure = "name the right one with --model"  # no run of the config makes these
+        if not given and not current:
+            cure = (
+                f"train it with `axolotl train {quote(str(config_path))}`, or name it with --model"
+            )
         raise fault("requests.no-model-before", f"{says}; {cure}.")
     spec = parse_models([str(path)])[0]
     if spec.adapter is None:
