@@ -137,6 +137,7 @@ def test_its_rows_are_read_as_it_writes_them(files, tmp_path, taught):
         rows = [json.loads(line) for line in files[name].read_text().splitlines()]
         write(files[name], [one | {"doc": one["id"][:8]} for one in rows])
     taught("teacher", unlearn={"data": {"fields": {"document": "doc"}}})
+    assert Path("teacher/teacher-rows.jsonl").stat().st_mode & 0o777 == 0o600
     written = yaml.safe_load((tmp_path / "teacher/teacher.yml").read_text())
     assert check_records(written).faults == []
 
