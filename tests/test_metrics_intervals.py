@@ -422,6 +422,15 @@ def test_the_intraclass_correlation():
     assert math.isnan(intraclass_correlation([1, 2, 3], "abc"))
 
 
+@pytest.mark.parametrize("groups, level", [(7, 0.05), (12, 0.005), (60, 0.005)])
+def test_a_smallest_difference_is_found_in_four_of_five(groups, level):
+    draws = np.random.default_rng(0).normal(size=(1500, groups))
+    shift = np.median([mean_of(x).smallest(level, 0.8) / mean_of(x).error for x in draws[:20]])
+    found = [mean_of(x + shift / math.sqrt(groups)).p < level for x in draws]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+    assert mean_of(draws[0][:5]).smallest(0.05, 0.8) == math.inf  # 2 ** -4 > .05
+
+
 def test_the_smallest_difference_is_that_of_the_interval():
     """Half width .1 is z_.975 standard errors; four of five data sets need z_.8 more."""
     assert smallest_difference(-0.1, 0.1) == pytest.approx(0.1 * (1.95996 + 0.84162) / 1.95996)

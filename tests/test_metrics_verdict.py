@@ -510,6 +510,21 @@ def test_texts_of_few_authors_are_no_independent_texts():
     assert found.status == "not shown" and found.power["clusters"] == [5, 5]
 
 
+@pytest.mark.parametrize("authors, least", [(9, 1.0), (12, 0.3)])
+def test_what_few_authors_cannot_show_is_not_called_shown(authors, least):
+    """Nine signs never reach .025 / 7, and .29 was "shown in four of five": it was in none."""
+    models, rng = three(), np.random.default_rng(0)
+    for side in ("member", "nonmember"):
+        names = [f"{side} {i % authors}" for i in range(200)]
+        own = 0.3 * rng.normal(size=(2, authors))
+        for n, one in enumerate(models):
+            one["likelihood"][f"{side}_cluster"] = names
+            values = one["likelihood"][f"{side}_loss"]
+            values[:] = [x + own[n % 2, i % authors] for i, x in enumerate(values)]
+    original, retrained, model = models
+    assert judge(model, original, retrained).power["smallest_difference"] >= least
+
+
 def test_a_baseline_of_few_authors_is_no_baseline_of_texts():
     """.75 of 200 texts is seven standard errors from .5, of ten authors it is two."""
     model = entry()

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 # scipy.stats checks its arguments, which takes a hundred times as long as these do.
-from scipy.special import betaincinv, ndtri, stdtr, stdtrit
+from scipy.special import betaincinv, nctdtrinc, ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 
@@ -116,6 +116,12 @@ class Estimate:
         if not self.error:
             return min(1.0, signs)
         return max(signs, float(2 * stdtr(self.df, -abs(self.value) / self.error)))
+
+    def smallest(self, level: float, power: float) -> float:
+        """From which value on `p` is below ``level`` in this share of draws; inf: in none."""
+        if 2.0 ** (1 - min(self.groups, 1000)) >= level:
+            return math.inf
+        return nctdtrinc(self.df, 1 - power, stdtrit(self.df, 1 - level / 2)) * self.error
 
     def difference(self) -> dict[str, float]:
         """Of first minus second model: ``value``, ``low`` and ``high`` (95 %), two-sided ``p``."""

@@ -171,13 +171,14 @@ class Facts:
             return None
         n, m = map(len, mine["loss"])
         groups = list(self.model.independent or (n, m))
-        z = norm.ppf(1 - FAMILY_ALPHA / (2 * len(FAMILY))) + norm.ppf(POWER)
-        error, most = intervals.ideal_membership(*groups).standard_error, 0.5
-        if "loss" in theirs:
-            error = gap_of(mine["loss"], theirs["loss"], self.model.clusters)[1].error
-            most = 1.0
+        level = FAMILY_ALPHA / len(FAMILY)
         sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": len(FAMILY)}
-        return sizes | {"smallest_difference": min(most, float(z * error))}
+        if "loss" in theirs:
+            gap = gap_of(mine["loss"], theirs["loss"], self.model.clusters)[1]
+            return sizes | {"smallest_difference": min(1.0, float(gap.smallest(level, POWER)))}
+        z = norm.ppf(1 - level / 2) + norm.ppf(POWER)
+        error = intervals.ideal_membership(*groups).standard_error
+        return sizes | {"smallest_difference": min(0.5, float(z * error))}
 
 
 def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
