@@ -207,7 +207,8 @@ class Chat(World):
         parts = {"member": sides[0], "nonmember": self.rows["test"], "retain": sides[1]}
         for part, rows in parts.items():
             write_lines(
-                data / f"{part}.jsonl", [self.text(n, row, tokenizer) for n, row in enumerate(rows)]
+                data / f"{part}.jsonl",
+                [self.text(f"{part}-{n}", row, tokenizer) for n, row in enumerate(rows)],
             )
         models = {name: f"{self.base}+{self.out / name}" for name in ("whole", "retrained")}
         models["match"] = str(Request.load(self.out / "requests-match" / "1").newest)
@@ -216,13 +217,13 @@ class Chat(World):
         for name in ("whole", "match"):
             self.part(f"attacked {name}", lambda name=name: self.attacked(data, name, models))
 
-    def text(self, number: int, row: dict[str, Any], tokenizer: Any) -> dict[str, str]:
+    def text(self, name: str, row: dict[str, Any], tokenizer: Any) -> dict[str, str]:
         """A row's answer as a document of its person, with what stands before it."""
         start, every = (
             tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asked)
             for turns, asked in ((row["messages"][:-1], True), (row["messages"], False))
         )
-        made = {"id": f"{number}", "author": row["id"], "prompt": start}
+        made = {"id": name, "author": row["id"], "prompt": start}
         return made | {"document": every.removeprefix(start)}
 
     def attacked(self, data: Path, name: str, models: Mapping[str, str]) -> dict[str, Any]:
