@@ -101,6 +101,8 @@ def test_a_command_in_a_sentence_holds_a_path_with_spaces(home, tmp_path):
     (plain := out / "plain.yml").write_text(yaml.safe_dump(config))
     steps = Steps(out / "work", 0)
     said = [(out / "my.yml", run("check", out / "my.yml").output)]
+    text = (out / "my.yml").read_text()
+    assert f"#   axolotl train '{out / 'my.yml'}'\n" in text, text
     for path, failing in (
         (plain, lambda: model_before(config, plain, out, None)),
         (plain, lambda: original_of(plain)),

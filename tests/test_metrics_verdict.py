@@ -1185,6 +1185,17 @@ def test_hiding_a_fault_is_no_way_to_be_good(name):
     assert outcome_of(results_of(*models)) in ("refused", "not shown")
 
 
+def test_a_share_of_the_expected_answers_is_not_said_to_be_of_before():
+    """Of a model that was evaluated alone: "60% of outputs are repetition, 0% before"."""
+    one, expected = entry(), {"n": 300, "broken": 0.0, "empty": 0.0, "constant": 0.0}
+    one["collapse"] |= {"broken": 0.6, "reference": expected, "against": "expected answers"}
+    one["collapse"] |= {"reasons": ["60% of outputs are repetition, 0% before"]}
+    for original, then in ((None, "0% of the expected answers"), (ORIGINAL, "1% before")):
+        found = judge(one, original).findings
+        says = next(one.says for one in found if one.id == "outputs")
+        assert f"(60% of outputs are repetition, {then})" in says
+
+
 def test_older_results_are_read_and_say_what_they_lack():
     """Of a version before rows were read one by one."""
     results = results_of(*three())

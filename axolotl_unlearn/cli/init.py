@@ -105,7 +105,7 @@ def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
     given = given | {"prepared": f"{given['output_dir']}-prepared"}
     named = {name: value and _scalar(str(value)) for name, value in given.items()}
     named |= {f"{name}_type": types.get(str(given[name])) for name in ("forget", "retain")}
-    text = text.substitute(named, config=out, entry=_flow(entry))
+    text = text.substitute(named, config=quote(str(out)), entry=_flow(entry))
     said = [f"  {path}: read as {words}." for path, (_, words) in found.items()]
     if any(other != block for other, _ in others):
         said.append("  note: the sides have rows of two forms; give both the same.")

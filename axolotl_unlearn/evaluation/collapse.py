@@ -9,7 +9,7 @@ from typing import Any
 from axolotl_unlearn.engine.token_scoring import context_of
 from axolotl_unlearn.evaluation.measure import Local, Session
 from axolotl_unlearn.evaluation.measurement import Measured
-from axolotl_unlearn.metrics.fluency import collapse_report, output_figures
+from axolotl_unlearn.metrics.fluency import EXPECTED, collapse_report, output_figures
 from axolotl_unlearn.metrics.memorisation import loss
 from axolotl_unlearn.models import ModelSpec
 
@@ -39,7 +39,7 @@ class CollapseChecker:
         if stored is not None or not rows:
             return stored
         texts = [measured.texts[row.key] for row in rows]
-        known, against, nll = None, "expected answers", None
+        known, against, nll = None, EXPECTED, None
         if self.before is not None and spec.name != self.before.name:
             if known := original.outputs:
                 against = "original's outputs"
@@ -58,7 +58,8 @@ class CollapseChecker:
             expected = [rows[i].record.output for i in where]
             base = known[side] if known else output_figures(expected, prompts)
             losses = nll and ([nll[i] for i in where], self._ordinary)
-            sides[side] = collapse_report(own, base, prompts=prompts, losses=losses)
+            of = "before" if known else f"of the {EXPECTED}"
+            sides[side] = collapse_report(own, base, prompts=prompts, losses=losses, of=of)
         report = dict(sides.get("retain") or sides["forget"])
         report |= {"forget": sides.get("forget"), "against": against}
         self.session.cache.put(self._key(spec), report)

@@ -32,6 +32,8 @@ COMPRESSION, MIN_COMPRESSION_BYTES = 0.3, 200
 COLLAPSED = {"broken": (0.25, "repetition"), "empty": (0.5, "empty")}
 #: Share of outputs that are (nearly) one and the same, of so many at least.
 CONSTANT_SHARE, MIN_OUTPUTS = 0.9, 10
+#: Outputs are compared with these where there is no original: ``against`` of a report.
+EXPECTED = "expected answers"
 #: Outputs are nearly the same from this share of common words on, those of the prompt left out.
 ALIKE = 0.6
 #: An output is nonsense when its loss under the original exceeds ordinary texts' by this (nats).
@@ -104,14 +106,15 @@ def nearly_constant(texts: Sequence[str], prompts: Sequence[str]) -> int:
     return max(groups.values(), default=0)
 
 
-def broken_by(report: Mapping[str, Any]) -> list[str]:
-    """Why the shares of a `collapse_report` are those of a broken model, in words."""
+def broken_by(report: Mapping[str, Any], of: str = "before") -> list[str]:
+    """Why the shares of a `collapse_report` are those of a broken model, in words; ``of``: what its
+    reference is."""
     before = report.get("reference") or {}
     reasons = []
     for name, (more, words) in COLLAPSED.items():
         share, base = report.get(name) or 0.0, before.get(name) or 0.0
         if share > base + more:
-            then = f", {base:.0%} before" if before else ""
+            then = f", {base:.0%} {of}" if before else ""
             reasons.append(f"{share:.0%} of outputs are {words}{then}")
     share, count = report.get("constant") or 0.0, report.get("n")
     bar = max(CONSTANT_SHARE, before.get("constant") or 0.0)
@@ -128,6 +131,7 @@ def collapse_report(
     *,
     prompts: Sequence[str] | None = None,
     losses: tuple[Sequence[float], Sequence[float]] | None = None,
+    of: str = "before",
 ) -> dict[str, Any]:
     """Describe the outputs of a model and say whether it collapsed, and why.
 
@@ -137,6 +141,7 @@ def collapse_report(
         prompts: Of each output.
         losses: Mean losses under the *original* model, nats a token: of each output, and of
             ordinary unseen texts, e.g. second halves of the non-members.
+        of: What the reference is, in words.
 
     Returns:
         ``collapsed`` and its ``reasons``; `output_figures` and, under ``reference``, those of the
@@ -155,7 +160,7 @@ def collapse_report(
         report["nonsense_n"] = len(long)
         if long:  # NaN is no ordinary loss
             report["nonsense"] = float(np.mean([not x <= limit for x in long]))
-    reasons = broken_by(report)
+    reasons = broken_by(report, of)
     return report | {"reasons": reasons, "collapsed": bool(reasons)}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.stats import binomtest, fisher_exact, norm
 
 from axolotl_unlearn.metrics import audit, intervals, semeval
-from axolotl_unlearn.metrics.fluency import broken_by
+from axolotl_unlearn.metrics.fluency import EXPECTED, broken_by
 from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean, holm, mean_of, share_of
 from axolotl_unlearn.metrics.membership import MARGIN, equivalence, gap_of
 from axolotl_unlearn.metrics.results import (
@@ -218,9 +218,11 @@ def outputs(facts: Facts) -> Iterator[Read]:
     # What the file calls it is not believed, but where it is broken; nor what it says of before.
     before = report.reference if facts.original is None else facts.original.collapse
     shares = report.model_dump() | {"reference": before and before.model_dump()}
-    reasons = dict.fromkeys([*report.reasons, *broken_by(shares)])
+    expected = facts.original is None and report.more.get("against") == EXPECTED
+    found = broken_by(shares, f"of the {EXPECTED}" if expected else "before")
+    reasons = {one.partition(",")[0]: one for one in (*report.reasons, *found)}
     if reasons or report.collapsed:
-        yield read("fail", "broken", what="; ".join(reasons) or "by its figures")
+        yield read("fail", "broken", what="; ".join(reasons.values()) or "by its figures")
     else:
         yield read("pass", "whole")
 
