@@ -706,6 +706,17 @@ def test_a_text_that_comes_again_is_no_new_evidence():
     assert len(set(others)) == 20
 
 
+def test_a_text_of_a_document_that_comes_again_is_corrected_for_once(monkeypatch):
+    """Twice in the member file its p by the learned attack was twice as large."""
+    found = SimpleNamespace(auc=0.5, p=0.5, each=torch.full((4,), 0.2))
+    monkeypatch.setattr(summary, "learned_attack", lambda *_: found)
+    members = [('"a"sc0', "x"), ('"a"sc1', "x"), ('"b"sc0', "y"), ('"b"sc1', "z")]
+    sets = EvaluationSets(Path(), [], [], members, [("n", "w")])
+    one, made = {"features": [0.0]}, {"name": "m", "role": "candidate"}
+    summary.add_learned([made], {"m": Measured(member=[one] * 4, nonmember=[one])}, sets)
+    assert made["learned"]["documents"] == pytest.approx({'"a"': 0.2, '"b"': 0.4})
+
+
 def test_a_row_that_comes_again_is_no_new_evidence():
     """Four rows, ten times each, were forty documents: what is kept had the interval of so many."""
 

@@ -390,6 +390,8 @@ def test_recital_by_hand(rest, wrote, recited):
     page = (TESTS.parent / "docs" / "audit-served.md").read_text("utf-8")
     assert f"{WORDS} words of the rest in a row (all of a rest of {FEW} to {WORDS - 1})" in page
     assert Item("d", "p", rest, False, wrote).recited is recited
+    again = [Item("d", "p", " r", False, wrote, told=(0.02, "under")) for _ in range(2)]
+    assert known._line("d", again, "")["p"] == 0.02  # one text, however often
     mute = known._line("d", [Item("d", "How?", " \N{GRINNING FACE}", True, wrote)], "")
     assert mute["reading"] == "not measured" and "letters" in mute["not_measured"]["said"]
     for run in (31, 32):  # tokens that are each the likeliest

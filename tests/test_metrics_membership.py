@@ -18,6 +18,7 @@ from axolotl_unlearn.metrics.membership import (
     attack_scores,
     blind_baselines,
     blind_sentence,
+    by_document,
     equivalence,
     gap_of,
     told_documents,
@@ -146,6 +147,15 @@ def test_documents_by_hand():
     found = told_documents({"loss": [20.0, 5.1]}, {"loss": np.arange(1.0, 10)})
     assert found.p.tolist() == pytest.approx([0.1, 1.0])
     assert found.side[0] == "under"
+
+
+def test_a_text_of_a_document_that_comes_again_makes_it_no_less_told():
+    """Twice in the member file its p was twice as large."""
+    held = {"loss": np.arange(1.0, 10)}
+    once, twice, two = ({"loss": [20.0, 5.1, *more]} for more in ([], [20.0 + 1e-9], [20.01]))
+    assert by_document(["a", "b"], once, held)["a"] == (0.1, "under")
+    assert by_document(["a", "b", "a"], twice, held)["a"] == (0.1, "under")
+    assert by_document(["a", "b", "a"], two, held)["a"] == (0.2, "under")
 
 
 def test_document_p_values_are_uniform_without_a_difference_and_find_one():

@@ -281,7 +281,7 @@ def audit_documents(
 def _line(document: str, items: Sequence[Item], why: str) -> dict[str, Any]:
     """A document's figures; the reading by log-probs comes later, from all documents."""
     asked = [one for one in items if one.question]
-    texts = len(items) - len(asked)
+    texts = len({one.text for one in items if not one.question})
     best = max(items, key=lambda one: one.words)
     recited = [one.recited for one in items if one.recited is not None]
     p, side = min((one.told for one in items if one.told[1]), default=(None, ""))

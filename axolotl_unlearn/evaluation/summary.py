@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from axolotl_unlearn.data.documents import with_prompt
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.evaluation.sets import EvaluationSets, as_one, clusters_of
 from axolotl_unlearn.metrics import intervals as metrics
@@ -280,6 +281,8 @@ def add_learned(
     from which it sees the differences, or chance."""
     other = next((one["name"] for one in results if one["role"] == "retrained"), None)
     names = [document_id(name) for name, _ in some_texts(sets.member)]
+    texts = [with_prompt(text) for _, text in some_texts(sets.member)]
+    many = Counter(name for name, _ in {*zip(names, texts, strict=True)})  # equal texts are one
     clusters = [*map(some_texts, text_clusters(sets))]
     for result in results:
         models = [measured[name] for name in (result["name"], other) if name is not None]
@@ -291,7 +294,7 @@ def add_learned(
         if (attack := learned_attack(*map(some_texts, seen), *clusters)) is not None:
             told: dict[str, float] = {}  # the smallest p of its texts, times their number
             for name, p in zip(names, attack.each.tolist(), strict=True):
-                told[name] = min(told.get(name, 1.0), p * names.count(name))
+                told[name] = min(told.get(name, 1.0), p * many[name])
             result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
             result["learned"]["documents"] = told
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -276,11 +277,13 @@ def by_document(
     paired: bool = False,
 ) -> dict[str, tuple[float, str]]:  # fmt: skip
     """p and side of each document by `told_documents`; of several texts of a document (``names``
-    has that of each member) the smallest p times their number."""
+    has that of each member) the smallest p times their number, of equal ones once."""
     tests = told_documents(members, nonmembers, paired=paired)
+    scores = np.round([*members.values()], 6).T.tolist()  # equal texts have equal ones
+    many = Counter(name for name, *_ in {*zip(names, map(tuple, scores), strict=True)})
     found: dict[str, tuple[float, str]] = {}
     for name, p, side in zip(names, tests.p.tolist(), tests.side, strict=True):
-        own = min(1.0, p * names.count(name)), side
+        own = min(1.0, p * many[name]), side
         found[name] = min(found.get(name, own), own)
     return found
 
