@@ -45,13 +45,10 @@ class ProgressBars:
         from rich import progress
         from rich.console import Console
 
+        name = progress.TextColumn("{task.description}", markup=False)
         bar = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
-        self.progress = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            *bar,
-            console=Console(stderr=True, markup=False, emoji=False),
-            disable=not show,
-        )
+        console = Console(stderr=True, markup=False, emoji=False)
+        self.progress = progress.Progress(name, *bar, console=console, disable=not show)
 
     @contextmanager
     def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
