@@ -61,8 +61,7 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
 
 
 def fitted(line: str) -> str:
-    """A line, `plain`, in lines that the terminal holds; as one in a pipe, and what is to be
-    copied."""
+    """A `plain` line in lines that the terminal holds; as one in a pipe, and if to be copied."""
     line = plain(line)
     context = click.get_current_context(silent=True)
     width = context.terminal_width if context else None

@@ -45,10 +45,10 @@ class ProgressBars:
         from rich import progress
         from rich.console import Console
 
-        columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
-        columns += progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
-        console = Console(stderr=True, markup=False, emoji=False)  # names are no marks
-        self.progress = progress.Progress(*columns, console=console, disable=not show)
+        name = progress.TextColumn("{task.description}", markup=False)
+        bar = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        console = Console(stderr=True, markup=False, emoji=False)
+        self.progress = progress.Progress(name, *bar, console=console, disable=not show)
 
     @contextmanager
     def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
