@@ -4,7 +4,7 @@
     python -m research.studies.chat_model OUT ways       seed 511; goes on where it was stopped
     python -m research.studies.chat_model OUT many       seed 521: shards of more people
     python -m research.studies.chat_model OUT ten        seed 551: ten requests in a row, each way
-    python -m research.studies.chat_model OUT eight      seed 561: eight people at once, attacked
+    python -m research.studies.chat_model OUT twelve     seed 562: twelve people at once, attacked
     python -m research.studies.chat_model OUT results    of what is done
 
 SmolLM2-135M-Instruct (`research.worlds.smollm2`) and its chat template; a LoRA of three rows each about
@@ -13,9 +13,9 @@ train` or the commands `request new`, `plan`, `run` and `verify`, each a process
 thread, in bfloat16 by autocast. One person, drawn by the seed, is deleted. An answer is said if each of its
 tokens is the likeliest. Settings were chosen on seed 500. A part that is done is kept. `many` asks what
 shards cost on 204 rows: 62 people and six of nobody, `MANY`. `ten` deletes ten of the 24 people, one after
-the other by the same commands, `match` with at most 30 steps each. `eight` deletes eight of 24 people in
+the other by the same commands, `match` with at most 30 steps each. `twelve` deletes twelve of 24 people in
 one request by `match` and asks 13 membership attacks before and after, beside a model trained without
-them: the members are its 24 rows, the others those of 14 people whom no model read.
+them: the members are their 36 rows, the others those of 14 people whom no model read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SETTINGS = {"num_epochs": 15, "micro_batch_size": 16, "learning_rate": 0.004, "s
             "peft_layers_to_transform": list(range(15, 30))}  # fmt: skip
 MANY, MANY_SIZES = 521, {"train": 62, "test": 14, "nobody": 6}
 TEN, TEN_COUNT, TEN_STEPS, TEN_WAYS = 551, 10, 30, ("shards", "match", "retrain")
-EIGHT, EIGHT_COUNT = 561, 8
+TWELVE, TWELVE_COUNT = 562, 12  # with eight people no p is below 2 ** -7, that of one attack
 BATCH = {"micro_batch_size": 48, "gradient_accumulation_steps": 2}
 MANY_SETTINGS = SETTINGS | BATCH | {"num_epochs": 20}
 ATTACKED = (("research", "membership"), ("axolotl_unlearn.cli", "attack", "inside"))
@@ -194,8 +194,8 @@ class Chat(World):
         people = sorted({row["id"] for row in self.rows["train"]})
         return random.Random(f"{self.seed}/ten").sample(people, count)
 
-    def eight(self) -> None:
-        path, gone = self.whole(), self.drawn(EIGHT_COUNT)
+    def twelve(self) -> None:
+        path, gone = self.whole(), self.drawn(TWELVE_COUNT)
         sides = [[row for row in self.rows["train"] if (row["id"] in gone) is of]
                  for of in (True, False)]  # fmt: skip
         write_lines(self.out / "deleted.jsonl", sides[0])
@@ -265,7 +265,7 @@ class Chat(World):
 
     def at_once(self) -> dict[str, Any]:
         """Answers said before and after, and what each attack tells of the deleted rows."""
-        own = np.isin([row["id"] for row in self.rows["train"]], self.drawn(EIGHT_COUNT))
+        own = np.isin([row["id"] for row in self.rows["train"]], self.drawn(TWELVE_COUNT))
         models = {name: self.found[name] for name in ("unsharded", "retrained")}
         models["deleted by match"] = self.found["match"]["answers"]
         said = [shares(name, one, own) for name, one in models.items()]
@@ -280,8 +280,8 @@ class Chat(World):
             tested.append([name, *cells, *(f"{one['p_corrected']:.2g}" for one in (before, after))])
         columns = ["attack", "before", "after", "retrained", "after less retrained",
                    "p before", "p after"]  # fmt: skip
-        return {"eight-said": {"columns": ["model", *SAID], "rows": said},
-                "eight-attacks": {"columns": columns, "rows": tested}}  # fmt: skip
+        return {"twelve-said": {"columns": ["model", *SAID], "rows": said},
+                "twelve-attacks": {"columns": columns, "rows": tested}}  # fmt: skip
 
     def request(
         self,
@@ -389,11 +389,11 @@ def tables(found: dict[str, Any], rows: list[str], who: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", choices=("dev", "ways", "many", "ten", "eight", "results"))
+    parser.add_argument("step", choices=("dev", "ways", "many", "ten", "twelve", "results"))
     given = parser.parse_args()
     out, seeds = (
         given.out.absolute(),
-        {"dev": DEVELOPMENT, "many": MANY, "ten": TEN, "eight": EIGHT},
+        {"dev": DEVELOPMENT, "many": MANY, "ten": TEN, "twelve": TWELVE},
     )
     world = Chat(out, seeds.get(given.step, SEED), given.step == "many")
     if given.step == "dev":
@@ -403,12 +403,12 @@ def main() -> None:
         print({case: np.mean(of) for case, of in found.items()})
     elif given.step == "many":
         world.many()
-    elif given.step in ("ways", "ten", "eight"):
+    elif given.step in ("ways", "ten", "twelve"):
         getattr(world, given.step)()
     else:
         content = json.loads(OUT.read_text("utf-8")) if OUT.is_file() else {"tables": {}}
         made, raw = facts("python -m research.studies.chat_model OUT ways"), {}
-        many, ten, eight = Chat(out, MANY, many=True), Chat(out, TEN), Chat(out, EIGHT)
+        many, ten, twelve = Chat(out, MANY, many=True), Chat(out, TEN), Chat(out, TWELVE)
         if world.found:
             content |= made | {"seed": SEED, "development": DEVELOPMENT, "settings": SETTINGS}
             content["tables"] |= world.tables()
@@ -421,11 +421,11 @@ def main() -> None:
             content["ten"] = made | {"seed": TEN, "steps": TEN_STEPS, "people": ten.drawn()}
             content["tables"] |= ten.in_a_row()
             raw["found ten"] = ten.found
-        if eight.found:
-            content["eight"] = made | {"seed": EIGHT, "people": eight.drawn(EIGHT_COUNT)}
-            content["tables"] |= eight.at_once()
-            raw["found eight"] = eight.found
-        found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN}|{EIGHT})/", r"OUT/\1/", json.dumps(raw))
+        if twelve.found:
+            content["twelve"] = made | {"seed": TWELVE, "people": twelve.drawn(TWELVE_COUNT)}
+            content["tables"] |= twelve.at_once()
+            raw["found twelve"] = twelve.found
+        found = re.sub(rf"/[^\s\"]*/({SEED}|{TEN}|{TWELVE})/", r"OUT/\1/", json.dumps(raw))
         write_json(OUT, content | json.loads(found))
 
 
