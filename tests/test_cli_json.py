@@ -51,7 +51,8 @@ def home(tmp_path_factory) -> Path:
     (home / "finetune.yml").write_text(yaml.safe_dump(tuning))
     old = {"model": str(model_folder(home / "old")), "adapter": None}
     with contextlib.chdir(home):  # which `erase` reads whole
-        folder = finished_request(home / "requests", "r1", old)
+        outputs = {"output_dir": places["output_dir"]}
+        folder = finished_request(home / "requests", "r1", old, outputs=outputs)
     shutil.copytree(home / "model", folder / "model", dirs_exist_ok=True)
     shutil.copytree(home / "data", folder / "eval-data")
     write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})

@@ -49,7 +49,7 @@ from research.worlds.smollm2 import fetch_smollm2
 
 SOURCES = {name: Path(os.environ.get(f"{name}_DIR", ROOT.parent / "shared" / name.lower()))
            for name in ("LUME", "TOFU")}  # fmt: skip
-RESULTS = ROOT / "research" / "results"
+RESULTS, IMAGES = ROOT / "research" / "results", ROOT / "docs" / "images"
 DEVELOPMENT = 500
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 AGAIN = ("again1", "again2", "again3", "again4")
@@ -421,7 +421,7 @@ def results(
         now = {name: {key: one[key] for key in kept if one.get(key)}
                for name, one in found.items() if one}  # fmt: skip
         seeds[str(world.seed)] = now | seeds.get(str(world.seed), {})
-    earlier = {seed: of for file in files.values() for seed, of in file["seeds"].items()}
+    earlier = [file["seeds"] for file in files.values()]
     tried = sorted(path.name[5:] for path in dev.out.glob("eval-*"))
     spent = sum(one["processor"] for world in (dev, *fresh) for one in world.runs.done.values())
     hours = before.get("earlier_hours", before.get("processor_hours", 0))
@@ -471,6 +471,8 @@ def main() -> None:
         command = f"python -m research.studies.reproduce OUT{' --real' * given.real}"
         made = results(command, dev, fresh, given.machine, given.beside, given.to)
         write_json(RESULTS / f"{given.to}.json", made)
+        if given.beside:
+            picture(made["tables"]["comparison"]["rows"], IMAGES / f"{given.to}.svg")
         return
     import_libraries("axolotl_unlearn.cli", "axolotl_unlearn.evaluation.run")
     jobs = graph(dev, fresh)

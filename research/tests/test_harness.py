@@ -274,3 +274,9 @@ def test_a_story_of_one_step(tmp_path, monkeypatch, forks):
     before = (tmp_path / "1/runs.json").read_bytes()
     reproduce.main()
     assert (tmp_path / "1/runs.json").read_bytes() == before
+    monkeypatch.setattr(reproduce, "IMAGES", tmp_path)
+    (tmp_path / "old.json").write_text(json.dumps(found | {"seeds": {"2": found["seeds"]["1"]}}))
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--to", "new", "--beside", "old"])
+    reproduce.main()  # means over the seeds of both files, and their picture
+    rows = json.loads((tmp_path / "new.json").read_text())["tables"]["comparison"]["rows"]
+    assert [row[1] for row in rows] == [2] * 6 + [1] and (tmp_path / "new.svg").is_file()
