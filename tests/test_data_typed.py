@@ -462,3 +462,10 @@ def test_an_entry_that_does_not_read_the_rows(base):
         {"type": "chat_template", "field_mesages": "m"}, CHATS[0]
     )
     assert "`rl: kto`" in said({"type": "chatml.argilla", "rl": "kto"}, ALPACA[0])
+
+
+@pytest.mark.parametrize("given", ["long", "1.5", "-3", ""])
+def test_a_length_that_is_no_number_is_a_sentence(given):
+    assert typed.with_length({"sequence_len": " 64 "}).sequence_len == 64
+    with pytest.raises(UnlearnError, match="is no whole number; write one"):
+        typed.with_length({"sequence_len": given})

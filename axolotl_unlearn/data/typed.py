@@ -225,11 +225,16 @@ def encode(
 
 def with_length(cfg: Any) -> Any:
     """A config, with Axolotl's own ``sequence_len`` where one as it was written has none, or has it
-    as a text."""
+    as a text. Raises `UnlearnError`: The text is no whole number."""
     from axolotl_unlearn.versions import DictDefault
 
     if (given := cfg.get("sequence_len")) is not None:
-        return DictDefault({**cfg, "sequence_len": int(given)}) if isinstance(given, str) else cfg
+        if not isinstance(given, str):
+            return cfg
+        if not given.strip().isdecimal():
+            says = f"`sequence_len: {given}` of the config is no whole number; write one."
+            raise UnlearnError(says)
+        return DictDefault({**cfg, "sequence_len": int(given)})
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
     default = AxolotlInputConfig.model_fields["sequence_len"].default
